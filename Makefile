@@ -94,11 +94,11 @@ $(VENV)/models: $(VENV)/torch
 	$(PIP) install $(TORCH) $(TORCHVISION) timm transformers onnxscript peft diffusers
 	@touch $@
 
-# servers, clients and packages that the slow tests run where they are installed
 $(VENV)/docs: $(VENV)/base pyproject.toml
 	$(PIP) install -e '.[docs]'
 	@touch $@
 
+# servers, clients and packages that the slow tests run where they are installed
 $(VENV)/servers: $(VENV)/models
 	$(PIP) install -e '.[ray,npu]' 'tritonclient[grpc]' schemathesis kserve playwright unicorn
 	$(PIP) install --no-deps nvidia-pytriton rapidocr-onnxruntime silero-vad ddddocr nudenet magika

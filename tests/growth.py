@@ -36,10 +36,10 @@ class _Counted:
 
 def lowered(graph: Graph) -> int:
     """How many kernels a MODEL graph becomes on this machine's CPU, up to their machine code."""
-    isa, counted = host_features(), _Counted()
+    isa, counter = host_features(), _Counted()
     lower = partial(TARGET.lower, machine=TARGET.machine(isa, 1, {}))
-    link(optimize(graph, cpu_passes()), lower, counted, stages={}, meta={})
-    return counted.kernels
+    link(optimize(graph, cpu_passes()), lower, counter, stages={}, meta={})
+    return counter.kernels
 
 
 Step = Callable[[Node], Node]

@@ -76,14 +76,14 @@ class _Region(_original_region):
     def __init__(self, nbytes: int, alignment: int = placement.ALIGNMENT) -> None:
         self.nbytes = nbytes
         size = -(-nbytes // alignment) * alignment
-        self._whole = _original_region(_pages(size) + 2 * _PAGE)
-        self.address = self._whole.address + _PAGE + _lead(size, self.end)
-        _set_access(self._whole.address, _PAGE, _NONE)
-        _set_access(self._whole.address + self._whole.nbytes - _PAGE, _PAGE, _NONE)
+        self._mapping = _original_region(_pages(size) + 2 * _PAGE)
+        self.address = self._mapping.address + _PAGE + _lead(size, self.end)
+        _set_access(self._mapping.address, _PAGE, _NONE)
+        _set_access(self._mapping.address + self._mapping.nbytes - _PAGE, _PAGE, _NONE)
 
     def __del__(self) -> None:
-        if hasattr(self, "_whole"):  # else there was not that much memory
-            _set_access(self._whole.address, self._whole.nbytes, _READ_WRITE)
+        if hasattr(self, "_mapping"):  # else there was not that much memory
+            _set_access(self._mapping.address, self._mapping.nbytes, _READ_WRITE)
 
     def array(self) -> np.ndarray:
         return np.asarray(_Bytes(self))
@@ -100,17 +100,17 @@ class _Bytes:
 
 def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """A guarded array without content, at an address that is a multiple of one element's size alone."""
-    out = _Region(prod(shape) * dtype.itemsize, alignment=1).array()
-    out[:] = _STALE
-    return out.view(dtype).reshape(shape)
+    array = _Region(prod(shape) * dtype.itemsize, alignment=1).array()
+    array[:] = _STALE
+    return array.view(dtype).reshape(shape)
 
 
 def copied(value: Any) -> Any:
     """A guarded copy of an array or a tensor of PyTorch's in CPU memory; anything else as it is."""
     if isinstance(value, np.ndarray):
-        out = empty(value.shape, value.dtype)
-        out[...] = value
-        return out
+        array = empty(value.shape, value.dtype)
+        array[...] = value
+        return array
     torch = sys.modules.get("torch")
     if torch is None or type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided:
         return value
@@ -149,9 +149,9 @@ def _with_guarded_weights(program: Program) -> Program:
     for buffer, request, place in zip(weights, requests, places, strict=True):
         region.write(place, program.weights.ctypes.data + buffer.offset, request.nbytes)
     _guard_gaps(region, [(place, r.nbytes) for place, r in zip(places, requests, strict=True)])
-    moved = {b.id: replace(b, offset=place) for b, place in zip(weights, places, strict=True)}
+    shifted = {b.id: replace(b, offset=place) for b, place in zip(weights, places, strict=True)}
     return replace(
-        program, weights=region.array(), buffers=tuple(moved.get(buffer.id, buffer) for buffer in program.buffers)
+        program, weights=region.array(), buffers=tuple(shifted.get(buffer.id, buffer) for buffer in program.buffers)
     )
 
 
@@ -251,19 +251,19 @@ def failures(cases: Mapping[str, Case], ends: Sequence[End] = ENDS, seconds: int
     """
     results: dict[str, str] = {}
     for end in ends:
-        left, waited = list(cases), set[str]()
-        while left:
-            done, status, stack = _in_child(cases, left, end, seconds)
+        remaining, waited = list(cases), set[str]()
+        while remaining:
+            done, status, stack = _in_child(cases, remaining, end, seconds)
             results.update({f"{name} ({end})": how for name, how in done.items() if how})
-            left = left[len(done) :]
-            if left and status:
-                if stack.startswith("Timeout") and left[0] not in waited:
-                    waited.add(left[0])
-                    print(f"{left[0]} ({end}) waited, and runs again", stack, sep="\n", file=sys.stderr)
+            remaining = remaining[len(done) :]
+            if remaining and status:
+                if stack.startswith("Timeout") and remaining[0] not in waited:
+                    waited.add(remaining[0])
+                    print(f"{remaining[0]} ({end}) waited, and runs again", stack, sep="\n", file=sys.stderr)
                     continue
                 how = f"signal {signal.Signals(status).name}" if status > 0 else f"exit {-status}"
-                results[f"{left[0]} ({end})"] = f"{how}\n{stack}" if stack else how
-                del left[0]
+                results[f"{remaining[0]} ({end})"] = f"{how}\n{stack}" if stack else how
+                del remaining[0]
     return results
 
 
@@ -287,11 +287,11 @@ def _in_child(
             _run_all(cases, names, end, seconds, writer, stack)
         os.close(writer)
         with os.fdopen(reader, encoding="utf-8") as lines:
-            said = [line.rstrip("\n") for line in lines if line.endswith("\n")]
+            printed = [line.rstrip("\n") for line in lines if line.endswith("\n")]
         status = os.waitpid(child, 0)[1]
         died = os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
         stack.seek(0)
-        return dict(zip(names, said, strict=False)), died, stack.read()
+        return dict(zip(names, printed, strict=False)), died, stack.read()
 
 
 def _run_all(
@@ -303,7 +303,7 @@ def _run_all(
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     faulthandler.disable()  # pytest's prints where a process dies: here that is a result
     try:
-        with guarded(end), os.fdopen(writer, "w", encoding="utf-8") as out:
+        with guarded(end), os.fdopen(writer, "w", encoding="utf-8") as stream:
             for name in names:
                 signal.setitimer(signal.ITIMER_PROF, seconds)
                 faulthandler.dump_traceback_later(_WAITS * seconds, exit=True, file=stack)
@@ -314,8 +314,8 @@ def _run_all(
                     where = traceback.extract_tb(error.__traceback__)[-1]
                     text = " ".join(str(error).split())[:500]
                     how = f"{type(error).__name__}: {text} ({os.path.basename(where.filename)}:{where.lineno})"
-                out.write(how + "\n")
-                out.flush()
+                stream.write(how + "\n")
+                stream.flush()
     except BaseException:
         traceback.print_exc(file=stack)
         stack.flush()

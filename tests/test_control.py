@@ -30,8 +30,8 @@ def matrix_power(n: object) -> Graph:
         Input("w", TensorType(f32, (24, 24)))(),
     )
     i, x, w = state
-    again = Tanh()(DotGeneral(((), ()), ((1,), (0,)))(x, w))
-    body = Graph(state, (ops.sub(i, 1), again, w))
+    duplicate = Tanh()(DotGeneral(((), ()), ((1,), (0,)))(x, w))
+    body = Graph(state, (ops.sub(i, 1), duplicate, w))
     return Graph(state, While(Graph(state, (ops.compare("GT", i, 0),)), body)(*state).results)
 
 

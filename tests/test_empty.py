@@ -56,22 +56,22 @@ agraph (INPUTS) => (RESULT)
 { NODES }"""
 
 
-def model(nodes: str, rows: str, *, found: bool = False) -> onnx.ModelProto:
-    inputs = "float[5,3] all, bool[5] keep" if found else f"float[{rows},3] x"
-    nodes = f"x = Compress<axis=0>(all, keep) {nodes}" if found else nodes
-    made = onnx.parser.parse_model(TEXT.replace("INPUTS", inputs).replace("RESULT", "float y").replace("NODES", nodes))
-    made.graph.output[0].type.tensor_type.ClearField("shape")
+def model(nodes: str, rows: str, *, has_computed_size: bool = False) -> onnx.ModelProto:
+    inputs = "float[5,3] all, bool[5] keep" if has_computed_size else f"float[{rows},3] x"
+    nodes = f"x = Compress<axis=0>(all, keep) {nodes}" if has_computed_size else nodes
+    proto = onnx.parser.parse_model(TEXT.replace("INPUTS", inputs).replace("RESULT", "float y").replace("NODES", nodes))
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
     if "ArgM" in nodes:
-        made.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
-    return made
+        proto.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    return proto
 
 
-def told(nodes: str) -> ingot.CompiledModel:
+def compile_open(nodes: str) -> ingot.CompiledModel:
     return ingot.compile(model(nodes, "a"), dynamic={"a": (0, None)})
 
 
-def found(nodes: str) -> np.ndarray:
-    return ingot.compile(model(nodes, "", found=True))(np.ones((5, 3), np.float32), np.zeros(5, bool))
+def run_on_none(nodes: str) -> np.ndarray:
+    return ingot.compile(model(nodes, "", has_computed_size=True))(np.ones((5, 3), np.float32), np.zeros(5, bool))
 
 
 def interpreted(nodes: str) -> np.ndarray:
@@ -80,11 +80,11 @@ def interpreted(nodes: str) -> np.ndarray:
 
 
 def check(nodes: str, shape: tuple[int, ...] | None) -> None:
-    nothing = np.ones((0, 3), np.float32)
+    empty = np.ones((0, 3), np.float32)
     ways = {
-        "told": lambda: told(nodes)(nothing),
-        "static": lambda: ingot.compile(model(nodes, "0"))(nothing),
-        "found": lambda: found(nodes),
+        "told": lambda: compile_open(nodes)(empty),
+        "static": lambda: ingot.compile(model(nodes, "0"))(empty),
+        "found": lambda: run_on_none(nodes),
         "interpreted": lambda: interpreted(nodes),
     }
     for way, run in ways.items():
@@ -108,9 +108,9 @@ def test_an_axis_of_no_elements(end: str) -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 def test_programs_that_hold_for_nothing_hold_for_more(rows: int) -> None:
     x = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
-    np.testing.assert_array_equal(told("y = Slice(x, last, end, none)")(x), x[-1:])
-    np.testing.assert_array_equal(told("y = Gather<axis=0>(x, zeros)")(x), x[[0, -1]])
-    np.testing.assert_array_equal(told('y = Pad<mode="edge">(x, pads)')(x), np.pad(x, ((1, 1), (0, 0)), "edge"))
+    np.testing.assert_array_equal(compile_open("y = Slice(x, last, end, none)")(x), x[-1:])
+    np.testing.assert_array_equal(compile_open("y = Gather<axis=0>(x, zeros)")(x), x[[0, -1]])
+    np.testing.assert_array_equal(compile_open('y = Pad<mode="edge">(x, pads)')(x), np.pad(x, ((1, 1), (0, 0)), "edge"))
 
 
 BRANCH = """<ir_version: 8, opset_import: ["" : 18]>

@@ -79,6 +79,7 @@ THIRD_PARTY = {
     "integrations/torch_compile": {"torch"},
     "integrations/torch_eager": {"torch"},
     "integrations/torch_flat": {"torch", "sympy"},
+    "integrations/torch_packing": {"torch"},
     "frontends/jax": {"jax"},
     "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},
@@ -144,9 +145,9 @@ def _layer(module: str) -> str:
 
 def _is_below(file: str, target: str) -> bool:
     layer = file.split("/")[0]
-    below = [*LAYERS][: [*LAYERS].index(layer) + 1]
-    seen = LAYERS[layer][0]
-    return target in below if seen is None else target in {layer, "support"} | seen
+    lower_layers = [*LAYERS][: [*LAYERS].index(layer) + 1]
+    visible = LAYERS[layer][0]
+    return target in lower_layers if visible is None else target in {layer, "support"} | visible
 
 
 def _is_lazy(i: Import) -> bool:
@@ -161,7 +162,7 @@ def test_layers_import_only_what_stands_below_them(imports: list[Import]):
 
 def test_layers_see_only_what_stands_before_them_in_the_table():
     order = [*LAYERS]
-    wrong = [(n, s) for n, (seen, _) in LAYERS.items() for s in seen or () if order.index(s) > order.index(n)]
+    wrong = [(n, s) for n, (visible, _) in LAYERS.items() for s in visible or () if order.index(s) > order.index(n)]
     assert not wrong
 
 
@@ -174,17 +175,19 @@ def _modules() -> dict[str, Path]:
 def test_no_modules_import_each_other_in_a_circle():
     """Imports for types and those inside functions count, too."""
     modules = _modules()
-    left = {name: {m for m in _imported(path, modules) if m != name} for name, path in modules.items()}
-    while free := [name for name, needs in left.items() if not needs]:
+    remaining_imports = {name: {m for m in _imported(path, modules) if m != name} for name, path in modules.items()}
+    while free := [name for name, needs in remaining_imports.items() if not needs]:
         for name in free:
-            del left[name]
-        for needs in left.values():
+            del remaining_imports[name]
+        for needs in remaining_imports.values():
             needs.difference_update(free)
     # what remains is in a circle, or above one
-    while above := left.keys() - set[str]().union(*left.values()):
-        for name in above:
-            del left[name]
-    assert not left, "\n".join(f"{name} -> {', '.join(sorted(needs & left.keys()))}" for name, needs in left.items())
+    while roots := remaining_imports.keys() - set[str]().union(*remaining_imports.values()):
+        for name in roots:
+            del remaining_imports[name]
+    assert not remaining_imports, "\n".join(
+        f"{name} -> {', '.join(sorted(needs & remaining_imports.keys()))}" for name, needs in remaining_imports.items()
+    )
 
 
 def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
@@ -199,9 +202,11 @@ def _imported(path: Path, modules: Mapping[str, Path]) -> Iterator[str]:
 def layers_map() -> str:
     """The table as docs/README.md shows it, from the top down."""
     rows = ["| layer | sees | what it is |", "|---|---|---|"]
-    for name, (seen, text) in reversed(LAYERS.items()):
-        sees = "all below it" if seen is None else ", ".join(f"`{s}`" for s in LAYERS if s in seen) or "`support`"
-        rows.append(f"| `{name}` | {sees if name != 'support' else ''} | {text} |")
+    for name, (visible, text) in reversed(LAYERS.items()):
+        scope = (
+            "all below it" if visible is None else ", ".join(f"`{s}`" for s in LAYERS if s in visible) or "`support`"
+        )
+        rows.append(f"| `{name}` | {scope if name != 'support' else ''} | {text} |")
     return "\n".join(rows) + "\n"
 
 
@@ -217,16 +222,16 @@ def test_the_docs_show_the_table(request: pytest.FixtureRequest):
 
 def test_only_pipelines_import_targets(imports: list[Import]):
     """What compiles joins targets and schedules; everybody else asks `pipeline.target`. Targets never load programs."""
-    joined = ("pipeline", "targets")
-    wrong = [str(i) for i in imports if _layer(i.module) == "targets" and i.file.split("/")[0] not in joined]
+    allowed = ("pipeline", "targets")
+    wrong = [str(i) for i in imports if _layer(i.module) == "targets" and i.file.split("/")[0] not in allowed]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_plan_knows_programs_but_not_how_they_run(imports: list[Import]):
     """And where their memory will be, which limits of it ask for."""
-    known = {"ingot.runtime.program", "ingot.runtime.expr", "ingot.runtime.placement", "ingot.runtime"}
+    allowed = {"ingot.runtime.program", "ingot.runtime.expr", "ingot.runtime.placement", "ingot.runtime"}
     read = [i for i in imports if i.file.startswith("plan/") and _layer(i.module) == "runtime"]
-    wrong = [str(i) for i in read if i.module not in known]
+    wrong = [str(i) for i in read if i.module not in allowed]
     assert not wrong, "\n".join(wrong)
 
 

@@ -184,8 +184,8 @@ def test_a_count_of_chunks_that_is_traced_as_one() -> None:
             sums = chunks.sum(2)
             states = torch.cat([torch.zeros_like(sums[:, :1]), sums], 1)
             steps = pad(sums[..., 0], (0, 0, 1, 0)).cumsum(1)
-            apart = torch.exp(-(steps[:, :, None] - steps[:, None]).abs())
-            carried = torch.einsum("bzch,bzhp->bchp", apart, states)
+            proximity = torch.exp(-(steps[:, :, None] - steps[:, None]).abs())
+            carried = torch.einsum("bzch,bzhp->bchp", proximity, states)
             return (chunks + carried[:, :-1, None]).flatten(1, 2)[:, : x.shape[1]]
 
     net = States().eval()
@@ -211,11 +211,11 @@ def test_an_exported_program_is_what_it_is(tmp_path: Path) -> None:
 
 
 def test_the_least_recently_used_goes(caplog: pytest.LogCaptureFixture) -> None:
-    made: list[str] = []
+    sizes: list[str] = []
     cache: LruCache[str, str] = LruCache(2, "letters", Log("letters"))
     for key in "abacab":
-        cache.get(key, lambda key=key: made.append(key) or key)
-    assert made == ["a", "b", "c", "b"]
+        cache.get(key, lambda key=key: sizes.append(key) or key)
+    assert sizes == ["a", "b", "c", "b"]
     assert sorted(cache) == ["a", "b"]
     assert [r.message for r in caplog.records if r.name == "letters"] == [
         "more than 2 letters: dropped the least recently used"

@@ -40,9 +40,9 @@ def start(folder: Path, *args: str, before: Callable[[], None] | None = None) ->
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=120)
+    stdout, err = process.communicate(timeout=120)
     assert "Traceback" not in err
-    return process.returncode, out, err
+    return process.returncode, stdout, err
 
 
 def call(folder: Path, *args: str, before: Callable[[], None] | None = None) -> tuple[int, str, str]:
@@ -69,15 +69,15 @@ def test_a_full_disk_is_an_error_and_leaves_no_file(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_cache_entry_is_built_again(folder: Path) -> None:
-    ask = ("run", "m.onnx", "--random", "--json")
-    first = call(folder, *ask)
+    command = ("run", "m.onnx", "--random", "--json")
+    first = call(folder, *command)
     (entry,) = entries(folder)
     data = bytearray(entry.read_bytes())
     for damaged in (bytes(data[: len(data) // 2]), bytes(len(data))):
         entry.write_bytes(damaged)
-        code, out, err = call(folder, *ask)
+        code, stdout, err = call(folder, *command)
         assert code == 0 and "it will be rebuilt" in err
-        assert json.loads(out)["outputs"] == json.loads(first[1])["outputs"]
+        assert json.loads(stdout)["outputs"] == json.loads(first[1])["outputs"]
         assert entry.read_bytes()[:8] == data[:8] and entry.stat().st_size == len(data)
 
 
@@ -93,19 +93,19 @@ def test_processes_that_compile_at_once_agree(folder: Path) -> None:
 def test_a_killed_compile_leaves_nothing_half_written(folder: Path) -> None:
     begin = time.monotonic()
     assert call(folder, "compile", "m.onnx", "--no-cache")[0] == 0
-    whole = time.monotonic() - begin
-    written = folder / "m.ingot"
-    written.unlink()
+    duration_s = time.monotonic() - begin
+    artifact_path = folder / "m.ingot"
+    artifact_path.unlink()
     for share in (0.7, 0.85, 0.95):
         process = start(folder, "compile", "m.onnx")
-        time.sleep(whole * share)
+        time.sleep(duration_s * share)
         process.kill()
         process.communicate()
-        if written.exists():  # then it is whole
-            ingot.load(written)
-            written.unlink()
+        if artifact_path.exists():  # then it is whole
+            ingot.load(artifact_path)
+            artifact_path.unlink()
     assert call(folder, "compile", "m.onnx")[0] == 0
-    ingot.load(written)
+    ingot.load(artifact_path)
 
 
 @pytest.mark.slow

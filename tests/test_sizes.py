@@ -39,12 +39,12 @@ def graph() -> Graph:
     """The first $k elements of x[n], $k of which are positive, in all kinds of groups."""
     x, w = Input("x", TensorType(f32, (N,)))(), Input("w", TensorType(f32, (4,)))()
     cut = first(x, K)
-    joined = ops.Concat(0)(ops.Exp()(cut), w, x)
+    concatenated = ops.Concat(0)(ops.Exp()(cut), w, x)
     outer = ops.Mul()(ops.BroadcastInDim((K, 4), (0,))(cut), ops.BroadcastInDim((K, 4), (1,))(w))
     product = ops.DotGeneral(((), ()), ((0,), (0,)))(outer, outer)
     total, places = ops.Reduce("sum", (0,))(cut), ops.Reduce("sum", (0,))(ops.Iota(TensorType(i64, (K,)), 0)())
     ordered = ops.Sort(0, False, True, 1)(cut)
-    results = (joined, outer, product, total, places, ordered)
+    results = (concatenated, outer, product, total, places, ordered)
     return Graph((x, w), (*results, positive(x)), bounds=(("n", 0, None),), sizes=(("$k", N),))
 
 
@@ -82,20 +82,20 @@ def test_all_kinds_of_groups(threads: int, tmp_path: Path) -> None:
 def test_torch_tensors_come_back_cut() -> None:
     torch = pytest.importorskip("torch")
     x = torch.randn(50)
-    joined, outer, *_ = CompiledModel(build_program(graph(), host_features(), 1))(x, torch.ones(4))  # type: ignore[misc]
+    concatenated, outer, *_ = CompiledModel(build_program(graph(), host_features(), 1))(x, torch.ones(4))  # type: ignore[misc]
     count = int((x > 0).sum())
     assert outer.shape == (count, 4) and torch.equal(outer[:, 0], x[:count])
-    assert joined.shape == (count + 54,) and outer.untyped_storage().nbytes() == outer.nbytes
+    assert concatenated.shape == (count + 54,) and outer.untyped_storage().nbytes() == outer.nbytes
 
 
 def test_size_of_a_size_and_conditions() -> None:
     """$b is a size of what is $k long; $k + 2 $b < 40 is a condition, and 6 the most of $b."""
     x = Input("x", TensorType(f32, (N,)))()
     cut, b = first(x, K), symbol("$b")
-    again = positive(ops.sub(cut, 1.0))
+    smaller = positive(ops.sub(cut, 1.0))
     condition = 39 - K - b * 2
     assert isinstance(condition, Dim)
-    g = Graph((x,), (first(cut, b), positive(x), again), conditions=(condition,), sizes=(("$k", N), ("$b", 6)))
+    g = Graph((x,), (first(cut, b), positive(x), smaller), conditions=(condition,), sizes=(("$k", N), ("$b", 6)))
     model = CompiledModel(build_program(g, host_features(), 1))
     fine = np.r_[np.full(6, 2, np.float32), np.full(10, 0.5, np.float32)]
     agree(model, g, fine)
@@ -110,8 +110,8 @@ def test_a_size_is_compared_with_one_that_is_computed_later() -> None:
     """$b is at most $a, of which the run knows later: what is $b long waits for both."""
     x, y = Input("x", TensorType(f32, (N,)))(), Input("y", TensorType(f32, (symbol("m"),)))()
     a, b = symbol("$a"), symbol("$b")
-    late = positive(ops.Sqrt()(ops.Exp()(ops.cumulative("sum", x, 0))))
-    results = (ops.Sqrt()(ops.Exp()(first(y, b))), first(x, a), late, positive(y))
+    deferred = positive(ops.Sqrt()(ops.Exp()(ops.cumulative("sum", x, 0))))
+    results = (ops.Sqrt()(ops.Exp()(first(y, b))), first(x, a), deferred, positive(y))
     g = Graph((x, y), results, bounds=(("m", 0, None),), sizes=(("$a", N), ("$b", dim_min(a, symbol("m")))))
     model = CompiledModel(build_program(g, host_features(), 1), threads=1)
     for n, m in ((5, 3), (3, 3), (1, 0)):
@@ -128,8 +128,8 @@ def test_a_halo_does_not_lie_behind_a_size() -> None:
     count = positive(ops.Reduce("max", (1,))(x))
     cut = ops.Slice((0, 0), (K, 8), (1, 1))(rows(x, w))
     bordered = ops.pad(ops.Tanh()(rows(x, w)), (1, 0), (1, 0), ops.scalar(0.0, f32))
-    joined = ops.Concat(0)(ops.Exp()(cut), bordered, bordered, ops.Exp()(rows(x, w)))
-    g = Graph((x,), (rows(joined, w), rows(bordered, w), count), sizes=(("$k", N),))
+    concatenated = ops.Concat(0)(ops.Exp()(cut), bordered, bordered, ops.Exp()(rows(x, w)))
+    g = Graph((x,), (rows(concatenated, w), rows(bordered, w), count), sizes=(("$k", N),))
     model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
     for shift in (2, -1, 0, -9, 2):
         agree(model, g, rng.standard_normal((9, 8)).astype(np.float32) / 9 + shift)
@@ -139,11 +139,11 @@ def test_what_sizes_are_made_of_lies_in_front() -> None:
     """A value that a size is made of cannot be written behind something of that size."""
     x = Input("x", TensorType(f32, (N, 8)))()
     w = const(np.eye(8, dtype=np.float32) * 3)
-    made = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
-    count = positive(ops.Reduce("max", (1,))(made))
-    cut = ops.Slice((0, 0), (K, 8), (1, 1))(made)
-    joined = ops.Concat(0)(ops.Tanh()(cut), ops.Exp()(cut), made, ops.Exp()(made))
-    g = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (0,)))(joined, w), count), sizes=(("$k", N),))
+    product = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
+    count = positive(ops.Reduce("max", (1,))(product))
+    cut = ops.Slice((0, 0), (K, 8), (1, 1))(product)
+    concatenated = ops.Concat(0)(ops.Tanh()(cut), ops.Exp()(cut), product, ops.Exp()(product))
+    g = Graph((x,), (ops.DotGeneral(((), ()), ((1,), (0,)))(concatenated, w), count), sizes=(("$k", N),))
     model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
     for n in (1, 3, 20):
         agree(model, g, rng.standard_normal((n, 8)).astype(np.float32) / 9)
@@ -165,11 +165,11 @@ def test_inside_a_loop() -> None:
 def test_a_size_of_joined_parts() -> None:
     """Parts lie behind one another in the value that the next size is made of."""
     x, low = Input("x", TensorType(f32, (N,)))(), symbol("$low")
-    few = positive(ops.sub(x, 1.0))
-    joined = ops.Concat(0)(ops.Tanh()(first(x, K)), ops.Exp()(first(x, symbol("$few"))), ops.Tanh()(x))
-    again = first(ops.Sort(0)(joined), low)
+    small = positive(ops.sub(x, 1.0))
+    concatenated = ops.Concat(0)(ops.Tanh()(first(x, K)), ops.Exp()(first(x, symbol("$few"))), ops.Tanh()(x))
+    smallest = first(ops.Sort(0)(concatenated), low)
     sizes = (("$k", N), ("$few", N), ("$low", N * 3))
-    g = Graph((x,), (again, joined, positive(x), few, positive(joined)), sizes=sizes)
+    g = Graph((x,), (smallest, concatenated, positive(x), small, positive(concatenated)), sizes=sizes)
     model, rng = CompiledModel(build_program(g, host_features(), 2)), np.random.default_rng(0)
     for n in (1, 3, 200):
         agree(model, g, rng.standard_normal(n).astype(np.float32))

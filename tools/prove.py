@@ -5,6 +5,7 @@
     python tools/prove.py --verbose                      each verdict, with its method
     python tools/prove.py --all-floats logistic          a function on all 2^32 floats of f32, in minutes
     python tools/prove.py --all-floats sine --target cpu:x86-64-v3 --every 16      other code, one chunk in 16
+    python tools/prove.py --all-floats tanh --target cpu:aarch64 --every 64        NEON, emulated
 
 Groups: identities (of `passes.core.identities`, in each dtype), fast-math (each with the counterexample that keeps it
 from the identities), structure (rules about shapes, views, positions and masks, per rank) and lowerings (the
@@ -58,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="each verdict, not only what is not proved")
     parser.add_argument("--json", action="store_true", help="each verdict as a line of JSON")
     parser.add_argument("--all-floats", nargs="+", choices=lowerings.ALL_FLOATS, default=[], metavar="FUNCTION")
-    parser.add_argument("--target", default="native", help="of --all-floats: code that this machine runs")
+    parser.add_argument(
+        "--target", default="native", help="of --all-floats: code that this machine runs, or qemu (cpu:aarch64)"
+    )
     parser.add_argument("--every", type=int, default=1, metavar="N", help="of --all-floats: of N chunks of floats one")
     options = parser.parse_args(arguments)
     unknown = set(options.group) - set(GROUPS)

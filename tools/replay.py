@@ -80,10 +80,10 @@ def _op_cases(most: int) -> Iterator[Case]:
 
 def _samples(cls: type[Op], most: int, dynamic: bool) -> Graph | None:
     """At most so many samples of an op as subgraphs of one graph, as the conformance suite has them."""
-    from tests.conformance.samples import static, symbolic, together
+    from tests.conformance.samples import combine, static, symbolic
 
     samples = symbolic(list(cls.samples())) if dynamic else static(cls)
-    return together(samples[:: -(-len(samples) // most)]).graph if samples else None
+    return combine(samples[:: -(-len(samples) // most)]).graph if samples else None
 
 
 def _model_cases() -> Iterator[Case]:
@@ -101,11 +101,11 @@ def _model_cases() -> Iterator[Case]:
 
 def _family(name: str, dynamic: bool) -> Graph:
     from ingot.frontends.torch import export_module, import_exported
-    from tests.models.nets import FAMILIES, make
+    from tests.models.nets import FAMILIES, build_net
 
     family = FAMILIES[name]
     example = family.inputs(2 if dynamic else 1, family.lengths[0])
-    return import_exported(export_module(make(name), example, family.axes if dynamic else None)).graph
+    return import_exported(export_module(build_net(name), example, family.axes if dynamic else None)).graph
 
 
 def _digits() -> Graph:

@@ -64,9 +64,9 @@ def test_greedy_tokens(lm: ingot.LanguageModel) -> None:
 
 def test_a_stream_is_the_whole_in_parts(lm: ingot.LanguageModel) -> None:
     how: dict[str, Any] = {"max_tokens": 30, "seed": 7, "logit_bias": ASCII}
-    whole = lm.generate("Hello", **how)
+    full = lm.generate("Hello", **how)
     parts = [*lm.generate("Hello", stream=True, **how)]
-    assert "".join(parts) == whole and len(parts) > 1
+    assert "".join(parts) == full and len(parts) > 1
     ids = lm.tokenizer.encode("Hello")
     assert [*lm.generate(ids, stream=True, **how)] == lm.generate(ids, **how)
 
@@ -81,13 +81,13 @@ def test_seeds(lm: ingot.LanguageModel) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings_across_tokens(lm: ingot.LanguageModel, stream: bool) -> None:
-    whole = lm.generate("Hello", max_tokens=40, **GREEDY)
+    full = lm.generate("Hello", max_tokens=40, **GREEDY)
     for start, end in ((5, 6), (5, 9), (20, 37)):
-        stop = whole[start:end]
+        stop = full[start:end]
         answer = lm.generate("Hello", max_tokens=40, stop=["\0", stop], stream=stream, **GREEDY)
-        assert "".join(answer) == whole[: whole.index(stop)]
+        assert "".join(answer) == full[: full.index(stop)]
     # and what was generated behind it is forgotten
-    assert lm.generate("Hello", max_tokens=40, **GREEDY) == whole
+    assert lm.generate("Hello", max_tokens=40, **GREEDY) == full
 
 
 def test_a_stop_string_is_found_in_parts() -> None:
@@ -161,13 +161,13 @@ PENALTIES: dict[str, Any] = {"repetition_penalty": 1.4, "frequency_penalty": 0.5
 
 def test_streams_may_take_turns(lm: ingot.LanguageModel) -> None:
     how: dict[str, Any] = {"max_tokens": 24, "logit_bias": ASCII, **PENALTIES}
-    alone = [lm.generate(text, seed=5, **how) for text in ("Hello", "Hero")]
+    single = [lm.generate(text, seed=5, **how) for text in ("Hello", "Hero")]
     streams = [lm.generate(text, seed=5, stream=True, **how) for text in ("Hello", "Hero")]
     texts = ["", ""]
     for _ in range(30):
         for i, stream in enumerate(streams):
             texts[i] += next(stream, "")
-    assert texts == alone
+    assert texts == single
 
 
 def test_an_interrupted_call_leaves_a_usable_model(lm: ingot.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,6 +294,7 @@ def test_embeddings(lm: ingot.LanguageModel) -> None:
     assert lm.embed([]).shape == (0, 32)
 
 
+@pytest.mark.slow
 def test_adapters_are_merged(file: Path, lm: ingot.LanguageModel, tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((2, 48), (32, 2)))
@@ -325,19 +326,19 @@ def test_a_saved_model_answers_alike_without_the_compiler(lm: ingot.LanguageMode
     with pytest.raises(InputError, match="the file that it was compiled from"):
         loaded.engine()
     loaded.save(tmp_path / "again.ingot", embeds=False)
-    again = ingot.load(tmp_path / "again.ingot", threads=1)
-    assert np.array_equal(again.score("Hello there").logprobs, lm.score("Hello there").logprobs)
+    reloaded = ingot.load(tmp_path / "again.ingot", threads=1)
+    assert np.array_equal(reloaded.score("Hello there").logprobs, lm.score("Hello there").logprobs)
     with pytest.raises(InputError, match=r"saved without the program to embed.*embeds=True"):
-        again.embed("Hi")
+        reloaded.embed("Hi")
     code = (
         "import sys, ingot; lm = ingot.load(sys.argv[1], threads=1)\n"
         "print(lm.generate([72, 105], max_tokens=4, seed=1))\n"
         "assert not [m for m in sys.modules if m.startswith(('llvmlite', 'ingot.ops', 'ingot.driver'))]"
     )
     command = [sys.executable, "-c", code, str(path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
-    assert said.returncode == 0, said.stderr
-    assert json.loads(said.stdout) == lm.generate([72, 105], max_tokens=4, seed=1)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment(), check=False)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout) == lm.generate([72, 105], max_tokens=4, seed=1)
 
 
 def test_compile_gives_logits_of_a_chunk(lm: ingot.LanguageModel, file: Path) -> None:
@@ -360,10 +361,10 @@ def test_activations_of_8_bits(tmp_path: Path) -> None:
     assert 1e-5 < np.abs(a - b).mean() < 0.1
     session = rounded._session
     assert session is not None
-    whole = session.logits(ids[:20]).copy()
+    full_logits = session.logits(ids[:20]).copy()
     rounded.reset()
     step = [session.logits(ids[:i]) for i in range(1, 21)][-1]
-    assert np.abs(step - whole).max() < 0.05
+    assert np.abs(step - full_logits).max() < 0.05
     with pytest.raises(InputError, match=r"activations.*float32 or int8"):
         ingot.LanguageModel(path, activations="int4")
 

@@ -124,8 +124,8 @@ def test_jax_calls_and_primitives() -> None:
     from jax.extend.core import Primitive
 
     def call(x: Any) -> Any:
-        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
-        return jax.ffi.ffi_call("example_squareplus", out)(x, b=np.float32(4.0)) * 2
+        result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.ffi.ffi_call("example_squareplus", result)(x, b=np.float32(4.0)) * 2
 
     primitive = Primitive("squareplus")
     primitive.def_abstract_eval(lambda x, b: jax.core.ShapedArray(x.shape, x.dtype))
@@ -172,7 +172,7 @@ def test_graphs_print_and_parse() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"lower": None}, "expected one of lower, host and c, got none"),
         ({"lower": 3}, "lower: expected a function"),
@@ -184,9 +184,9 @@ def test_graphs_print_and_parse() -> None:
         ({"sample_attributes": {"b": X}}, "attribute b of op: expected numbers"),
     ],
 )
-def test_rules_that_do_not_fit(changes: dict[str, Any], told: str) -> None:
+def test_rules_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     inputs: dict[str, Any] = {**RULES, "samples": [(X,)], "sample_attributes": {"b": 4.0}, **changes}
-    with pytest.raises((InputError, CompileError), match=told):
+    with pytest.raises((InputError, CompileError), match=message):
         ingot.register_op("op", **inputs)
     assert not custom.REGISTERED
 
@@ -206,10 +206,10 @@ def test_a_function_of_python(threads: int, tmp_path: Path) -> None:
     ingot.register_op("reversed", **host_rules(), samples=[(X,)], sample_attributes={"b": 3.0})
     model = ingot.compile(onnx_model(3.0), threads=threads)
     model.save(tmp_path / "m.ingot")
-    for runs in (model, ingot.load(tmp_path / "m.ingot", threads=threads)):
+    for compiled in (model, ingot.load(tmp_path / "m.ingot", threads=threads)):
         for n in (2, 5, 1):
             x = np.random.default_rng(n).standard_normal((n, 3), np.float32)
-            np.testing.assert_allclose(runs(x), -scaled(x, 3.0), rtol=1e-6)
+            np.testing.assert_allclose(compiled(x), -scaled(x, 3.0), rtol=1e-6)
     host_functions.FUNCTIONS.clear()
     with pytest.raises(ArtifactError, match=r"the program calls reversed: expected a registered function"):
         ingot.load(tmp_path / "m.ingot")

@@ -97,11 +97,11 @@ def test_tokens(tmp_path: Path, step: float) -> None:
     machine = Machine(tmp_path, step=step)
     machine.zone("intel-rapl:0", "package-0")
     result = find_counters(None, tmp_path)
-    read, written = language.energy_of_tokens(Speaker(machine), 128, 64, result, machine.clock, machine.sleep)
-    assert read.joules == pytest.approx(0.04, rel=3e-3) and written.joules == pytest.approx(0.4, rel=3e-3)
-    assert "a token" in str(read) and "tokens" in str(written) and written.seconds == pytest.approx(0.01)
-    nothing = language.energy_of_tokens(Speaker(machine), 128, 64, EnergyCounters((), ()))
-    assert [str(e) for e in nothing] == ["energy: no counter on this machine"] * 2
+    prefill, decode = language.energy_of_tokens(Speaker(machine), 128, 64, result, machine.clock, machine.sleep)
+    assert prefill.joules == pytest.approx(0.04, rel=3e-3) and decode.joules == pytest.approx(0.4, rel=3e-3)
+    assert "a token" in str(prefill) and "tokens" in str(decode) and decode.seconds == pytest.approx(0.01)
+    no_counters = language.energy_of_tokens(Speaker(machine), 128, 64, EnergyCounters((), ()))
+    assert [str(e) for e in no_counters] == ["energy: no counter on this machine"] * 2
 
 
 class Choir:
@@ -110,7 +110,7 @@ class Choir:
     context, vocabulary = 4096, 100
 
     def __init__(self, machine: Machine) -> None:
-        self.machine, self.known = machine, set[tuple[int, ...]]()
+        self.machine, self.prefilled = machine, set[tuple[int, ...]]()
         self.is_closed = False
 
     def engine(self, queue: int) -> Choir:
@@ -120,8 +120,8 @@ class Choir:
         return max_tokens
 
     def submit(self, ids: Any, tokens: int) -> list[int]:
-        read = 0 if tuple(ids) in self.known else len(ids)
-        self.known.add(tuple(ids))
+        read = 0 if tuple(ids) in self.prefilled else len(ids)
+        self.prefilled.add(tuple(ids))
         self.machine.advance(read * 0.001 + (tokens if tokens > 1 else 0) * 0.01, self.machine.busy_watts)
         return [0] * tokens
 
@@ -132,12 +132,12 @@ class Choir:
 def test_tokens_of_several_answers(tmp_path: Path) -> None:
     machine = Machine(tmp_path, step=0.1)
     machine.zone("intel-rapl:0", "package-0")
-    choir, found = Choir(machine), find_counters(None, tmp_path)
-    read, written = language.energy_of_joint_tokens(choir, 4, 128, 64, found, machine.clock, machine.sleep)
-    assert read.joules == pytest.approx(0.04, rel=3e-3) and written.joules == pytest.approx(0.4, rel=3e-3)
-    assert choir.is_closed and len(next(iter(choir.known))) == 128
+    choir, counters = Choir(machine), find_counters(None, tmp_path)
+    prefill, decode = language.energy_of_joint_tokens(choir, 4, 128, 64, counters, machine.clock, machine.sleep)
+    assert prefill.joules == pytest.approx(0.04, rel=3e-3) and decode.joules == pytest.approx(0.4, rel=3e-3)
+    assert choir.is_closed and len(next(iter(choir.prefilled))) == 128
 
 
 def test_calls_of_several_streams() -> None:
-    together = threading.Barrier(3)
-    assert measuring.calls_for(lambda: together.wait(timeout=20), streams=3)(0.0) == 3
+    barrier = threading.Barrier(3)
+    assert measuring.calls_for(lambda: barrier.wait(timeout=20), streams=3)(0.0) == 3

@@ -32,15 +32,15 @@ for line in sys.stdin:
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "served.py").write_text(SERVE)
     monkeypatch.setattr(round_robin, "PAUSE_SECONDS", 0.0)
-    made: list[Worker] = []
+    workers: list[Worker] = []
 
     def start(limit: float = 60.0) -> Worker:
         environment = {"PYTHONPATH": str(tmp_path)}
-        made.append(Worker("served", [], threads=3, log=tmp_path / "log", environment=environment, limit=limit))
-        return made[-1]
+        workers.append(Worker("served", [], threads=3, log=tmp_path / "log", environment=environment, limit=limit))
+        return workers[-1]
 
     yield start
-    for worker in made:
+    for worker in workers:
         worker.close()
         assert worker.process.returncode is not None
 

@@ -63,17 +63,17 @@ class Library(SimpleNamespace):
         return SimpleNamespace(deserialize_cuda_engine=lambda plan: engine)
 
     def context(self) -> Any:
-        own: dict[str, Any] = {}
+        calls: dict[str, Any] = {}
 
         def run(stream: int) -> bool:
-            count = int(np.prod(own["shape"]))
-            x, y = ((ctypes.c_float * count).from_address(own[name]) for name in "xy")
+            count = int(np.prod(calls["shape"]))
+            x, y = ((ctypes.c_float * count).from_address(calls[name]) for name in "xy")
             y[:] = [2 * value for value in x]
             return self.refuses != "run"
 
         return SimpleNamespace(
-            set_input_shape=lambda name, shape: own.update(shape=shape), set_tensor_address=own.__setitem__,
-            get_tensor_shape=lambda name: (-1, 3) if self.refuses == "shape" else own["shape"], execute_async_v3=run,
+            set_input_shape=lambda name, shape: calls.update(shape=shape), set_tensor_address=calls.__setitem__,
+            get_tensor_shape=lambda name: (-1, 3) if self.refuses == "shape" else calls["shape"], execute_async_v3=run,
         )  # fmt: skip
 
 
@@ -96,11 +96,11 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 @pytest.mark.usefixtures("host")
 def test_it_runs_at_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library()
-    made = engine(tmp_path / "m.onnx", library, monkeypatch)
-    np.testing.assert_array_equal(made.run(), [2 * X])
+    runner = engine(tmp_path / "m.onnx", library, monkeypatch)
+    np.testing.assert_array_equal(runner.run(), [2 * X])
     assert library.log == [("clear", "tf32"), ("x", (2, 3), (2, 3), (2, 3)), ("profile",)]
-    made.call()
-    assert made.stream() is not made.stream()
+    runner.call()
+    assert runner.stream() is not runner.stream()
     library.log.clear()
     engine(tmp_path / "m.onnx", library, monkeypatch, "bfloat16")
     assert ("set", "bf16") in library.log

@@ -12,8 +12,8 @@ from benchmarks.gpu.run import Stage, run, stages
 HANGS = "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); time.sleep(60)"  # fmt: skip # noqa: E501
 
 
-def says(name: str, text: str, *, alone: bool = True) -> Stage:
-    return Stage(name, ("-c", f"print({text!r})"), 30, alone)
+def printing_stage(name: str, text: str, *, single: bool = True) -> Stage:
+    return Stage(name, ("-c", f"print({text!r})"), 30, single)
 
 
 def alive(process: int) -> bool:
@@ -25,7 +25,11 @@ def alive(process: int) -> bool:
 
 
 def test_stages_end_or_are_ended(tmp_path: Path) -> None:
-    chosen = [says("first", "right", alone=False), Stage("hangs", ("-c", HANGS), 1.5), says("last one", "fast")]
+    chosen = [
+        printing_stage("first", "right", single=False),
+        Stage("hangs", ("-c", HANGS), 1.5),
+        printing_stage("last one", "fast"),
+    ]
     rows = run(chosen, tmp_path, 1.0)
     assert [(row["stage"], row["ended"]) for row in rows] == [
         ("first", "exit 0"), ("hangs", "killed behind its limit"), ("last one", "exit 0"),
@@ -37,9 +41,9 @@ def test_stages_end_or_are_ended(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert not alive(int(child)) and os.getpid()
     (tmp_path / "last_one.log").unlink()
-    again = run(chosen, tmp_path, 1.0)
-    assert [row["stage"] for row in again[3:]] == ["last one"], "what has a log is not run again"
-    assert run([says("late", "x")], tmp_path, 0.0) == again
+    second_run = run(chosen, tmp_path, 1.0)
+    assert [row["stage"] for row in second_run[3:]] == ["last one"], "what has a log is not run again"
+    assert run([printing_stage("late", "x")], tmp_path, 0.0) == second_run
 
 
 def test_stages_have_names_of_their_own() -> None:

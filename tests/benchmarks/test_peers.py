@@ -81,22 +81,22 @@ def test_geometric_mean():
 
 def test_slowdowns_beside_a_neighbour():
     neighbour = pytest.importorskip("benchmarks.neighbour", reason="the tables need rich")
-    alone, beside = [1.0] * 9 + [3.0], [2.0] * 8 + [4.0, 6.0]
-    row = neighbour.Row("m", "ingot", alone, beside)
+    quiet, disturbed = [1.0] * 9 + [3.0], [2.0] * 8 + [4.0, 6.0]
+    row = neighbour.Row("m", "ingot", quiet, disturbed)
     assert row.slowdowns() == (2.0, pytest.approx(2.6 / 1.2), 2.0)
     assert neighbour.percentile([3.0, 1.0, 2.0], 0.0) == 1.0
 
 
 def test_callers_share_one_model():
     worker = object.__new__(peer_worker.Worker)
-    together, seen = threading.Barrier(3, timeout=10), []
+    barrier, results = threading.Barrier(3, timeout=10), []
 
     class Meeting:
         def run(self) -> None:
-            if threading.get_ident() not in seen:
-                seen.append(threading.get_ident())
-                together.wait()  # a caller that comes alone waits in vain
+            if threading.get_ident() not in results:
+                results.append(threading.get_ident())
+                barrier.wait()  # a caller that comes alone waits in vain
 
     worker.backend = Meeting()  # type: ignore[assignment]
     assert worker.callers(0.01, 3)["calls_per_s"] > 0  # type: ignore[operator]
-    assert len(set(seen)) == 3
+    assert len(set(results)) == 3

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("uvicorn")
 
 import ingot
+from tests.cli.test_cli import call, refused
 from tests.language import tiny
 from tests.serving.models import compiled, pooled
 
@@ -39,19 +40,21 @@ def test_two_models_are_served_until_interrupted(files: Path):
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            assert said["models"] == [["pool", "1"], ["other", "1"]] and said["url"].startswith("http://127.0.0.1:")
+            message = json.loads(process.stdout.readline())
+            assert message["models"] == [["pool", "1"], ["other", "1"]] and message["url"].startswith(
+                "http://127.0.0.1:"
+            )
             x, shift = np.ones((1, 2, 8), np.float32), np.zeros((1, 1), np.float32)
             tensors = [
                 {"name": n, "shape": a.shape, "datatype": "FP32", "data": a.reshape(-1).tolist()}
                 for n, a in (("x", x), ("shift", shift))
             ]
-            wanted = compiled(pooled())(x, shift)
+            expected = compiled(pooled())(x, shift)
             for name in ("pool", "other"):
                 body = json.dumps({"inputs": tensors}).encode()
-                with urllib.request.urlopen(f"{said['url']}/v2/models/{name}/infer", body, timeout=20) as response:
+                with urllib.request.urlopen(f"{message['url']}/v2/models/{name}/infer", body, timeout=20) as response:
                     data = json.load(response)["outputs"][0]["data"]
-                np.testing.assert_array_equal(np.array(data, np.float32), wanted.reshape(-1))
+                np.testing.assert_array_equal(np.array(data, np.float32), expected.reshape(-1))
         finally:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=30)
@@ -60,9 +63,9 @@ def test_two_models_are_served_until_interrupted(files: Path):
 
 def test_a_repository_for_triton_is_written_and_served(files: Path, tmp_path: Path):
     for version in (1, 2):
-        words = command(files / "pool.onnx", "--to", f"triton:{tmp_path}", "--name", "net", "--version", version,
-                        "--queue", 7, "--delay", 2, "--instances", 3, "--threads", 1, "--timeout", 5)  # fmt: skip
-        subprocess.run(words, check=True, capture_output=True, timeout=100)
+        options = "--queue", 7, "--delay", 2, "--instances", 3, "--threads", 1, "--timeout", 5
+        repository = "--to", f"triton:{tmp_path}", "--name", "net", "--version", version
+        assert call("serve", files / "pool.onnx", *repository, *options).exit_code == 0
     assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*") if p.is_file()) == [
         "net/1/model.ingot", "net/1/model.py", "net/2/model.ingot", "net/2/model.py", "net/config.pbtxt"
     ]  # fmt: skip
@@ -70,10 +73,7 @@ def test_a_repository_for_triton_is_written_and_served(files: Path, tmp_path: Pa
     for line in ('name: "net"', "max_batch_size: 16", "dims: [-1, 8]", "max_queue_size: 7", "count: 3",
                  "max_queue_delay_microseconds: 2000", "default_timeout_microseconds: 5000000"):  # fmt: skip
         assert line in text
-    environment = os.environ | {"COLUMNS": "200"}
-    words = command(tmp_path, "--name", "x", "--port", 0)
-    refused = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
-    assert refused.returncode == 2 and "expected one model, got 2" in refused.stderr
+    assert "expected one model, got 2" in refused(2, "serve", tmp_path, "--name", "x", "--port", 0)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +87,7 @@ def test_a_repository_for_triton_is_written_and_served(files: Path, tmp_path: Pa
     ],
 )
 def test_what_is_wrong_is_told(files: Path, words: list[str], message: str):
-    from typer.testing import CliRunner
-
-    from ingot.cli import app
-
-    result = CliRunner().invoke(app, ["serve", str(files / "other.ingot"), "--port", "0", *words])
+    result = call("serve", files / "other.ingot", "--port", 0, *words)
     assert result.exit_code == (4 if "Triton" in message else 2), result.output
     assert message in " ".join(result.output.split())
 
@@ -117,20 +113,20 @@ def test_other_engines_serve_the_same_answers(files: Path, engine: str):
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            said = {}
-            while "url" not in said:
+            responses = {}
+            while "url" not in responses:
                 line = process.stdout.readline()
                 assert line, process.stderr and process.stderr.read()[-3000:]
-                said = json.loads(line) if line.startswith("{") else {}
+                responses = json.loads(line) if line.startswith("{") else {}
             tensors = [
                 {"name": "x", "shape": [1, 1, 8], "datatype": "FP32", "data": [1.0] * 8},
                 {"name": "shift", "shape": [1, 1], "datatype": "FP32", "data": [2.0]},
             ]
             body = json.dumps({"inputs": tensors}).encode()
-            with urllib.request.urlopen(f"{said['url']}/v2/models/pool/infer", body, timeout=30) as response:
+            with urllib.request.urlopen(f"{responses['url']}/v2/models/pool/infer", body, timeout=30) as response:
                 data = json.load(response)["outputs"][0]["data"]
-            wanted = compiled(pooled())(np.ones((1, 1, 8), np.float32), np.full((1, 1), 2, np.float32))
-            np.testing.assert_array_equal(np.array(data, np.float32), wanted.reshape(-1))
+            expected = compiled(pooled())(np.ones((1, 1, 8), np.float32), np.full((1, 1), 2, np.float32))
+            np.testing.assert_array_equal(np.array(data, np.float32), expected.reshape(-1))
         finally:
             process.send_signal(signal.SIGINT)
             try:
@@ -148,10 +144,10 @@ def test_a_language_model_is_served_beside_another_and_asks_for_the_key_of_the_e
     with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
-            said = json.loads(process.stdout.readline())
-            assert said["language_models"] == ["tiny"] and said["models"] == [["pool", "1"]]
+            message = json.loads(process.stdout.readline())
+            assert message["language_models"] == ["tiny"] and message["models"] == [["pool", "1"]]
             body = json.dumps({"model": "tiny", "prompt": "The", "max_tokens": 3, "temperature": 0}).encode()
-            address = f"{said['url']}/v1/completions"
+            address = f"{message['url']}/v1/completions"
             with pytest.raises(urllib.error.HTTPError, match="401"):
                 urllib.request.urlopen(address, body, timeout=20)
             request = urllib.request.Request(address, body, {"Authorization": "Bearer s3cret"})
@@ -165,14 +161,7 @@ def test_a_language_model_is_served_beside_another_and_asks_for_the_key_of_the_e
 
 def test_an_adapter_is_merged_into_the_one_model(files: Path, tmp_path: Path):
     gguf, adapter = tiny.write(tmp_path / "tiny.gguf"), tiny.write_adapter(tmp_path / "a=b.gguf")
-    refused = subprocess.run(
-        command(gguf, files / "pool.onnx", "--adapter", adapter),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert refused.returncode == 2 and "expected one language model" in refused.stderr
+    assert "expected one language model" in refused(2, "serve", gguf, files / "pool.onnx", "--adapter", adapter)
     lm = ingot.LanguageModel(gguf, adapters={adapter: 0.5}, sequences=8, threads=1)
     expected = lm.generate("The", max_tokens=3, temperature=0)
     assert expected != ingot.LanguageModel(gguf, sequences=8, threads=1).generate("The", max_tokens=3, temperature=0)
@@ -190,6 +179,5 @@ def test_an_adapter_is_merged_into_the_one_model(files: Path, tmp_path: Path):
 
 
 def test_language_models_are_for_the_own_application_alone(files: Path, tmp_path: Path):
-    words = command(tiny.write(tmp_path / "tiny.gguf"), "--to", f"triton:{tmp_path}")
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2 and "no language models" in done.stderr
+    gguf = tiny.write(tmp_path / "tiny.gguf")
+    assert "no language models" in refused(2, "serve", gguf, "--to", f"triton:{tmp_path}")

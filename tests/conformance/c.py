@@ -22,12 +22,12 @@ WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werr
 needs_gcc = pytest.mark.skipif(GCC is None, reason="no gcc")
 
 
-def built(folder: Path, source: Path, compiler: str | None = None, *more: str) -> ctypes.CDLL:
+def built(folder: Path, source: Path, compiler: str | None = None, *options: str) -> ctypes.CDLL:
     """The library of a printed program."""
     library = folder / f"{source.stem}.so"
-    command = [compiler or str(GCC), *WARNINGS, "-O1", "-fPIC", "-shared", str(source), "-o", str(library), *more]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[:4000]
+    command = [compiler or str(GCC), *WARNINGS, "-O1", "-fPIC", "-shared", str(source), "-o", str(library), *options]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[:4000]
     return ctypes.CDLL(str(library))
 
 
@@ -40,7 +40,7 @@ def run_program(program: Program, arrays: Sequence[np.ndarray], folder: Path) ->
     TARGET.export(program, folder / "net.c")
     library = built(folder, folder / "net.c")
     outputs = [np.zeros(tuple(d for d in s.shape if isinstance(d, int)), numpy_dtype(s.dtype)) for s in program.outputs]
-    held = [np.ascontiguousarray(a) for a in arrays]
-    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*held, *outputs)]
+    contiguous = [np.ascontiguousarray(a) for a in arrays]
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (*contiguous, *outputs)]
     assert library.net_run(*pointers) == 0
     return outputs

@@ -47,11 +47,11 @@ def run_planned(
     program: Program,
     kernels: Mapping[str, Kernel],
     arrays: Sequence[np.ndarray],
-    kept: Sequence[np.ndarray] | None = None,
+    state_arrays: Sequence[np.ndarray] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """The results of a program by the semantics of its kernels. kept: its state, which is then that behind the call,
-    written where it lies if the program says so. Raises VerifyError as `run_checked` does."""
-    state = first_state(program) if kept is None else kept
+    """The results of a program by the semantics of its kernels. state_arrays: its state before the call and, where the
+    program updates it in place, after it. Raises VerifyError as `run_checked` does."""
+    state = first_state(program) if state_arrays is None else state_arrays
     inputs = [*(np.asarray(a, order="C") for a in arrays), *state]
     binding = Binding(program, [a.shape for a in inputs])
     shapes = (*(s.shape for s in program.state), *binding.output_shapes)
@@ -73,16 +73,18 @@ def run_planned(
                 memory[b.id] = binding.sizes[b.index : b.index + 1].view(np.uint8)
             case "table":
                 memory[b.id] = np.zeros(8 * _table_size(program), np.uint8)
-    at, values, turned = 0, binding.values, dict[int, int]()
+    at, values, trip_counts = 0, binding.values, dict[int, int]()
     binding.begin()
     while at < len(program.steps):
         step = program.steps[at]
         at += 1
         if step.target is not None:
-            here, leaves = at - 1, not step.args or not memory[step.args[0][0]][0]
-            for most in step.dims:  # the turns that a loop is said to make are those that it makes
-                assert leaves == (turned.get(here, 0) >= evaluate(most, values)), f"step {here}: {turned.get(here, 0)}"
-                turned[here] = 0 if leaves else turned.get(here, 0) + 1
+            position, leaves = at - 1, not step.args or not memory[step.args[0][0]][0]
+            for trip_bound in step.dims:  # the turns that a loop is said to make are those that it makes
+                assert leaves == (trip_counts.get(position, 0) >= evaluate(trip_bound, values)), (
+                    f"step {position}: {trip_counts.get(position, 0)}"
+                )
+                trip_counts[position] = 0 if leaves else trip_counts.get(position, 0) + 1
             if leaves:
                 at = step.target
             values = binding.read_sizes()

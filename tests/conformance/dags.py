@@ -68,12 +68,12 @@ class Dag:
 
     def shape(self, rank: int | None = None) -> Shape:
         rank = int(self.rng.choice([0, 1, 2, 2, 3, 3, 4])) if rank is None else rank
-        out: list[DimLike] = []
+        dims: list[DimLike] = []
         for _ in range(rank):
-            out.append(self.size())
-            if self.count(tuple(out)) > LARGEST:
-                out[-1] = 1
-        return tuple(out)
+            dims.append(self.size())
+            if self.count(tuple(dims)) > LARGEST:
+                dims[-1] = 1
+        return tuple(dims)
 
     def number(self, d: DimLike) -> int:
         return int(substitute(d, self.sizes))
@@ -104,10 +104,10 @@ class Dag:
 
     def like(self, x: Node) -> Node:
         """Another value of x's type: an old one, a broadcast one, or a new input."""
-        same = [v for v in self.values if v.type == x.type]
+        candidates = [v for v in self.values if v.type == x.type]
         which = self.rng.random()
         if which < 0.5:
-            return self.pick(same)
+            return self.pick(candidates)
         if which < 0.65:
             return ops.BroadcastInDim(x.shape, ())(self.constant((), x.dtype))
         if which < 0.9 and x.type.rank:
@@ -157,10 +157,10 @@ def select(d: Dag) -> Node | None:
     if not flags:
         return None
     p = d.pick(flags)
-    same = [v for v in d.values if v.shape == p.shape and v.dtype != boolean]
-    if not same:
+    candidates = [v for v in d.values if v.shape == p.shape and v.dtype != boolean]
+    if not candidates:
         return None
-    x = d.pick(same)
+    x = d.pick(candidates)
     return ops.Select()(p, x, d.like(x))
 
 
@@ -174,9 +174,9 @@ def broadcast(d: Dag) -> Node | None:
     rank = x.type.rank + int(d.rng.integers(0, 3 if x.type.rank < 3 else 2))
     dims = tuple(sorted(d.rng.choice(rank, x.type.rank, False).tolist()))
     shape = list(d.shape(rank))
-    for own, at in enumerate(dims):
-        if x.shape[own] != 1 or d.rng.random() < 0.3:
-            shape[at] = x.shape[own]
+    for axis, at in enumerate(dims):
+        if x.shape[axis] != 1 or d.rng.random() < 0.3:
+            shape[at] = x.shape[axis]
     return ops.BroadcastInDim(tuple(shape), dims)(x)
 
 
@@ -244,12 +244,12 @@ def concat(d: Dag) -> Node | None:
         return None
     axis = int(d.rng.integers(x.type.rank))
     rest = x.shape[:axis] + x.shape[axis + 1 :]
-    same = [
+    candidates = [
         v
         for v in d.values
         if v.dtype == x.dtype and v.type.rank == x.type.rank and v.shape[:axis] + v.shape[axis + 1 :] == rest
     ]
-    parts = [x, *(d.pick(same) for _ in range(int(d.rng.integers(1, 5))))]
+    parts = [x, *(d.pick(candidates) for _ in range(int(d.rng.integers(1, 5))))]
     return ops.Concat(axis)(*(parts[i] for i in d.rng.permutation(len(parts))))
 
 
@@ -269,13 +269,13 @@ def normalize(d: Dag) -> Node | None:
     if not x.type.rank or x.dtype == boolean:
         return None
     dims = d.some(x.type.rank)
-    kept = tuple(a for a in range(x.type.rank) if a not in dims)
+    remaining_axes = tuple(a for a in range(x.type.rank) if a not in dims)
     top = ops.Reduce(str(d.one("max", "sum", "min")), dims)(x)
-    y = ops.Sub()(x, ops.BroadcastInDim(x.shape, kept)(top))
+    y = ops.Sub()(x, ops.BroadcastInDim(x.shape, remaining_axes)(top))
     if d.rng.random() < 0.7:
         z = ops.Abs()(y) if d.rng.random() < 0.5 else y
         total = ops.Reduce("sum", dims)(z)
-        y = ops.Add()(y, ops.BroadcastInDim(x.shape, kept)(total))
+        y = ops.Add()(y, ops.BroadcastInDim(x.shape, remaining_axes)(total))
     return y
 
 
@@ -303,8 +303,8 @@ def dot(d: Dag) -> Node | None:
     elif kind < 0.8:
         y, other = d.input((k, n), x.dtype), 0
     else:
-        same = [(v, a) for v in d.values if v.dtype == x.dtype for a in range(v.type.rank) if v.shape[a] == k]
-        y, other = same[int(d.rng.integers(len(same)))]
+        candidates = [(v, a) for v in d.values if v.dtype == x.dtype for a in range(v.type.rank) if v.shape[a] == k]
+        y, other = candidates[int(d.rng.integers(len(candidates)))]
     batch: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     if y.type.rank > 1 and d.rng.random() < 0.5:
         pairs = [
@@ -324,10 +324,10 @@ def conv(d: Dag) -> Node | None:
     spatial = x.type.rank - 2
     c = x.shape[1]
     groups = int(d.one(1, 1, c, 2 if c % 2 == 0 else 1))  # type: ignore[call-overload]
-    out = groups * int(d.rng.choice([1, 2, 4, 16])) if groups == 1 or d.rng.random() < 0.5 else groups
+    out_channels = groups * int(d.rng.choice([1, 2, 4, 16])) if groups == 1 or d.rng.random() < 0.5 else groups
     window = tuple(int(v) for v in d.rng.choice([1, 2, 3], spatial))
-    w = d.constant((out, c // groups, *window), x.dtype)
-    if d.count(x.shape) // c * out > LARGEST:
+    w = d.constant((out_channels, c // groups, *window), x.dtype)
+    if d.count(x.shape) // c * out_channels > LARGEST:
         return None
     letters = "HW"[:spatial] if spatial > 1 else "W"
     data_layout, kernel = f"NC{letters}", f"OI{letters}"

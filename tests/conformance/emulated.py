@@ -52,15 +52,15 @@ def run_emulated(
 def call(program: Program, arrays: Sequence[np.ndarray], folder: Path, cpu: str) -> list[np.ndarray]:
     """The outputs of one call. Raises AssertionError where the process dies, such as of an unknown instruction."""
     image = _Image(program, arrays)
-    data, written = folder / "image", folder / "image.after"
+    data, output_path = folder / "image", folder / "image.after"
     data.write_bytes(image.content)
     arch = program.features.arch
     words = [f"qemu-{arch}", "-cpu", cpu, str(_loader(arch)), hex(_BASE), hex(image.entry), hex(image.context)]
-    ran = subprocess.run([*words, str(data), str(written)], capture_output=True, timeout=300, check=False)
-    if b"decode_save_opc" in ran.stderr:
+    process = subprocess.run([*words, str(data), str(output_path)], capture_output=True, timeout=300, check=False)
+    if b"decode_save_opc" in process.stderr:
         pytest.skip("qemu before 8.0 fails an assertion at conversions that truncate")
-    assert ran.returncode == 0, f"exit code {ran.returncode}: {ran.stderr[-1000:].decode()}"
-    return image.outputs(written.read_bytes())
+    assert process.returncode == 0, f"exit code {process.returncode}: {process.stderr[-1000:].decode()}"
+    return image.outputs(output_path.read_bytes())
 
 
 class _Image:
@@ -153,6 +153,6 @@ class _Image:
             program.outputs, self._outputs, self.binding.results, self.binding.actual_shapes(), strict=True
         ):
             dtype = numpy_dtype(spec.dtype)
-            whole = np.frombuffer(content, dtype, int(np.prod(shape)), at - _BASE).reshape(shape)
-            results.append(whole[tuple(map(slice, actual))])
+            array = np.frombuffer(content, dtype, int(np.prod(shape)), at - _BASE).reshape(shape)
+            results.append(array[tuple(map(slice, actual))])
         return results

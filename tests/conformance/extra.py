@@ -41,12 +41,12 @@ def _none() -> Samples:
 
 def _long(cls: type[Op]) -> Samples:
     """The op's samples, at lengths that fill vectors and leave a tail."""
-    seen: set[tuple[Op, tuple]] = set()
+    visited: set[tuple[Op, tuple]] = set()
     for op, inputs in cls.samples():
         key = op, tuple(dtype_of(x) for x in inputs)
-        if key in seen or not inputs[0].size:
+        if key in visited or not inputs[0].size:
             continue
-        seen.add(key)
+        visited.add(key)
         for shape in ((67,), (3, 1, 33)):
             yield op, tuple(np.resize(np.roll(x.reshape(-1), i), shape) for i, x in enumerate(inputs))
 
@@ -100,8 +100,8 @@ def _convolution() -> Samples:
             op = ops.Convolution((2, 1), ((1, 1), (0, 2)), one, (1, 2), "NCHW", "OIHW", "NCHW", groups)
             yield op, (numbers(dtype, 2, c, 7, 9), numbers(dtype, o, c // groups, 3, 2, seed=1))
     for layouts in ("NHWC HWIO NHWC", "CNHW IOHW NCHW", "NCHW OIHW NHWC", "NWCH OIHW WNCH"):
-        lhs, rhs, out = layouts.split()
-        op = ops.Convolution(one, ((1, 0), (0, 1)), (2, 1), one, lhs, rhs, out)
+        lhs, rhs, result_layout = layouts.split()
+        op = ops.Convolution(one, ((1, 0), (0, 1)), (2, 1), one, lhs, rhs, result_layout)
         sizes = {"N": 2, "C": 5, "H": 6, "W": 4}
         kernel = {"O": 7, "I": 5, "H": 3, "W": 2}
         yield op, (numbers("f32", *(sizes[a] for a in lhs)), numbers("f32", *(kernel[a] for a in rhs)))
@@ -126,7 +126,7 @@ def _pad() -> Samples:
             yield ops.Pad((-1, 2), (2, -3), (1, 2)), (x, np.asarray(fill))
 
 
-def _moves() -> dict[type[Op], list[Op]]:
+def _movement_ops() -> dict[type[Op], list[Op]]:
     return {
         ops.Transpose: [ops.Transpose((2, 0, 1)), ops.Transpose((0, 2, 1)), ops.Transpose((1, 0, 2))],
         ops.Reshape: [ops.Reshape(s) for s in ((19, 34, 3), (2, 19, 3, 17), (1938,), (6, 17, 19))],
@@ -136,9 +136,9 @@ def _moves() -> dict[type[Op], list[Op]]:
     }
 
 
-def _moved(cls: type[Op]) -> Samples:
+def _movement_samples(cls: type[Op]) -> Samples:
     for dtype in (*NUMBERS, "bool"):
-        for op in _moves()[cls]:
+        for op in _movement_ops()[cls]:
             yield op, (special(dtype, 6, 17, 19),)
 
 
@@ -176,5 +176,5 @@ _MORE = {
     ops.Concat: _concat,
     ops.Sort: _sort,
     ops.CumReduce: _cumulative,
-    **{cls: lambda cls=cls: _moved(cls) for cls in _moves()},
+    **{cls: lambda cls=cls: _movement_samples(cls) for cls in _movement_ops()},
 }

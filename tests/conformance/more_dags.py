@@ -22,13 +22,13 @@ def softmax(d: Dag) -> Node | None:
     if x is None or not x.dtype.is_float:
         return None
     dims = d.some(x.type.rank)
-    kept = tuple(a for a in range(x.type.rank) if a not in dims)
-    top = ops.BroadcastInDim(x.shape, kept)(ops.Reduce("max", dims)(x))
+    remaining_axes = tuple(a for a in range(x.type.rank) if a not in dims)
+    top = ops.BroadcastInDim(x.shape, remaining_axes)(ops.Reduce("max", dims)(x))
     weights = ops.Exp()(ops.Sub()(x, top))
     total = ops.Reduce("sum", dims)(weights)
     if d.rng.random() < 0.3:
         return total
-    return ops.Div()(weights, ops.BroadcastInDim(x.shape, kept)(total))
+    return ops.Div()(weights, ops.BroadcastInDim(x.shape, remaining_axes)(total))
 
 
 def sort(d: Dag) -> Node | None:
@@ -60,7 +60,7 @@ def windows(d: Dag) -> Node | None:
     if x is None or x.type.rank > 4:
         return None
     dim = int(d.rng.integers(x.type.rank))
-    size, step, dilation = (int(d.rng.integers(1, most + 1)) for most in (4, 3, 2))
+    size, step, dilation = (int(d.rng.integers(1, limit + 1)) for limit in (4, 3, 2))
     least = min(int(substitute(x.shape[dim], at)) for at in (d.sizes, OTHER))  # type: ignore[arg-type]
     return ops.Windows(dim, size, step, dilation)(x) if least > dilation * (size - 1) else None
 

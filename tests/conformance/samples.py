@@ -53,7 +53,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Together:
+class Combined:
     """Samples as one graph: what it is called with, how many results each sample has, and their dtypes."""
 
     graph: Graph
@@ -62,7 +62,7 @@ class Together:
     dtypes: list[DType]
 
 
-def together(samples: Sequence[Sample]) -> Together:
+def combine(samples: Sequence[Sample]) -> Combined:
     """Each sample as a subgraph of its own, with operands of types that programs have at their borders."""
     inputs: list[Node] = []
     arrays: list[np.ndarray] = []
@@ -71,24 +71,24 @@ def together(samples: Sequence[Sample]) -> Together:
     dtypes: list[DType] = []
     zero = sorted({d for s in samples for t, x in zip(s.types, s.inputs, strict=True) for d in _empty(t, x)})
     for i, s in enumerate(samples):
-        own: list[Node] = []
+        nodes: list[Node] = []
         for j, (t, x) in enumerate(zip(s.types, s.inputs, strict=True)):
             outside = BORDER.get(t.dtype.name, t.dtype)
             inputs.append(Input(f"x{i}_{j}", TensorType(outside, t.shape))())
             arrays.append(cast(x, outside))
-            own.append(_inside(inputs[-1], t.dtype))
-        results = s.op(*own).results
+            nodes.append(_inside(inputs[-1], t.dtype))
+        results = s.op(*nodes).results
         counts.append(len(results))
         outputs += [_inside(r, BORDER.get(r.dtype.name, r.dtype)) for r in results]
         dtypes += [r.dtype for r in results]
     graph = Graph(tuple(inputs), tuple(outputs), bounds=tuple((name, 0, None) for name in zero))
-    return Together(graph, arrays, counts, dtypes)
+    return Combined(graph, arrays, counts, dtypes)
 
 
-def apart(all_: Together, got: Sequence[object]) -> list[Arrays]:
-    """The results of `all_` sample by sample, in their own types."""
-    flat = iter(cast(np.asarray(g), t) for g, t in zip(got, all_.dtypes, strict=True))
-    return [tuple(next(flat) for _ in range(n)) for n in all_.counts]
+def split_results(combined: Combined, got: Sequence[object]) -> list[Arrays]:
+    """The results of a combined graph sample by sample, in their own types."""
+    flat = iter(cast(np.asarray(g), t) for g, t in zip(got, combined.dtypes, strict=True))
+    return [tuple(next(flat) for _ in range(n)) for n in combined.counts]
 
 
 def static(cls: type[Op]) -> list[Sample]:
@@ -127,8 +127,8 @@ def dynamic(op: Op, inputs: Arrays) -> Sample | None:
     for n in sizes:
         places = [(i, a) for i, x in enumerate(inputs) for a in range(x.ndim) if x.shape[a] == n]
         by_axis = {p: f"n{n}a{inputs[p[0]].ndim - p[1]}" for p in places}
-        together = dict.fromkeys(places, f"n{n}")
-        result = _accepted(sample, by_axis, n) or _accepted(sample, together, n)
+        dynamic_dims = dict.fromkeys(places, f"n{n}")
+        result = _accepted(sample, by_axis, n) or _accepted(sample, dynamic_dims, n)
         if result is not None:
             sample = result
             continue
@@ -165,8 +165,8 @@ def _variants(op: Op, size: int, names: list[str]) -> Iterator[Op]:
         for name in names:
             yield _with(op, field, tuple(symbol(name) if d == size else d for d in value))
         if value.count(size) == len(names) > 1:
-            left = iter(reversed(names))
-            yield _with(op, field, tuple(symbol(next(left)) if d == size else d for d in value))
+            remaining_names = iter(reversed(names))
+            yield _with(op, field, tuple(symbol(next(remaining_names)) if d == size else d for d in value))
 
 
 def _with(op: Op, field: str, value: tuple[DimLike, ...]) -> Op:

@@ -20,7 +20,7 @@ from ingot.targets.cuda.triton import TYPES, print_kernel
 from tests.conformance.c import run_c
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.emulated import RISCV, missing, run_emulated
-from tests.conformance.samples import OPS, Arrays, Sample, apart, together
+from tests.conformance.samples import OPS, Arrays, Sample, combine, split_results
 from tests.conformance.wasm import NODE, run_wasm
 
 THREADS = 2
@@ -49,7 +49,7 @@ class Runner:
     """A target under test. run: the results of each sample; the folder is for files.
 
     absent: why it cannot be run here, if so. skipped: ops without kernels there, and why. missing: element types that
-    it has none of, and why. fixed: why sizes are not made symbolic, if so. most: elements of a sample's operands.
+    it has none of, and why. fixed: why sizes are not made symbolic, if so. max_elements: of a sample's operands.
     quick: samples of an op in the fast set, of `QUICK` and of others. slow: samples in the slow set; None: all.
     """
 
@@ -58,12 +58,12 @@ class Runner:
     skipped: Mapping[str, str] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)
     fixed: str = ""
-    most: int | None = None
+    max_elements: int | None = None
     quick: tuple[int, int] = (4, 4)
     slow: int | None = None
 
-    def takes(self, sample: Sample) -> bool:
-        if self.most is not None and sum(x.size for x in sample.inputs) > self.most:
+    def supports(self, sample: Sample) -> bool:
+        if self.max_elements is not None and sum(x.size for x in sample.inputs) > self.max_elements:
             return False
         types = sample.op.infer(*sample.types)
         results = types if isinstance(types, tuple) else (types,)
@@ -74,24 +74,24 @@ class Runner:
 
 
 def _compiled(features: Features, samples: Sequence[Sample], folder: Path) -> list[Arrays]:
-    all_ = together(samples)
-    got = CompiledModel(build_program(all_.graph, features, THREADS), threads=THREADS)(*all_.arrays)
-    return apart(all_, got if isinstance(got, tuple) else (got,))
+    combined = combine(samples)
+    got = CompiledModel(build_program(combined.graph, features, THREADS), threads=THREADS)(*combined.arrays)
+    return split_results(combined, got if isinstance(got, tuple) else (got,))
 
 
 def _printed_c(vectors: str, samples: Sequence[Sample], folder: Path) -> list[Arrays]:
-    all_ = together(samples)
-    return apart(all_, run_c(all_.graph, all_.arrays, folder, vectors))
+    combined = combine(samples)
+    return split_results(combined, run_c(combined.graph, combined.arrays, folder, vectors))
 
 
 def _in_node(samples: Sequence[Sample], folder: Path) -> list[Arrays]:
-    all_ = together(samples)
-    return apart(all_, run_wasm(all_.graph, all_.arrays, folder))
+    combined = combine(samples)
+    return split_results(combined, run_wasm(combined.graph, combined.arrays, folder))
 
 
 def _emulated(target: str, cpu: str, samples: Sequence[Sample], folder: Path) -> list[Arrays]:
-    all_ = together(samples)
-    return apart(all_, run_emulated(all_.graph, all_.arrays, folder, features_of(target), cpu))
+    combined = combine(samples)
+    return split_results(combined, run_emulated(combined.graph, combined.arrays, folder, features_of(target), cpu))
 
 
 def _interpreted(
@@ -100,8 +100,8 @@ def _interpreted(
     """By the meaning of its kernels; one after another, as the interpreter is slow."""
     results: list[Arrays] = []
     for s in samples:
-        one = together([s])
-        results += apart(one, run_checked(one.graph, one.arrays, target))
+        one = combine([s])
+        results += split_results(one, run_checked(one.graph, one.arrays, target))
         printed(one.graph)
     return results
 
@@ -120,7 +120,7 @@ NO_TILES = {name: "Triton has no such type" for name in _NARROW if name not in {
 assert not set(NO_TILES) & {d.name for d in TYPES}
 
 TARGETS: dict[str, Runner] = {
-    "cpu": Runner(partial(_compiled, HOST), quick=(12, 2)),
+    "cpu": Runner(partial(_compiled, HOST), quick=(6, 1)),
     **{f"cpu:{isa}": Runner(partial(_compiled, ISAS[isa]), quick=(0, 0)) for isa in ISAS if isa != "native"},
     **{
         name: Runner(
@@ -151,12 +151,12 @@ TARGETS: dict[str, Runner] = {
         fixed="to be tried on a GPU",
     ),
     "null:cuda": Runner(
-        partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, most=5000, missing=NO_TILES,
+        partial(_interpreted, H100, _as_triton), quick=(1, 1), slow=16, max_elements=5000, missing=NO_TILES,
         skipped=COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",
     ),
     "null:neon": Runner(
-        partial(_interpreted, "cpu:neoverse-n1", lambda graph: None), quick=(1, 0), slow=1, most=500,
+        partial(_interpreted, "cpu:neoverse-n1", lambda graph: None), quick=(1, 0), slow=1, max_elements=500,
         skipped={"sort": "lanes without a row are sorted as they are; the interpreter refuses what was never written"}
         | COLLECTIVES,
         fixed="the kernel interpreter takes too long for more",

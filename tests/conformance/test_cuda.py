@@ -49,11 +49,11 @@ def test_few_queries_of_heads_that_share_keys_are_cut_along_these(rows: int, cau
     rng = np.random.default_rng(6)
     shapes = (2, 6, rows, 16), (2, 2, 200, 16), (2, 2, 200, 16)
     arrays = [rng.normal(size=s).astype(np.float16) for s in shapes]
-    seen = rng.integers(0, 2, (2, 6, rows, 200)).astype(bool)
-    seen[0, 0] = False
-    inputs = tuple(Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate((*arrays, seen)))
+    mask = rng.integers(0, 2, (2, 6, rows, 200)).astype(bool)
+    mask[0, 0] = False
+    inputs = tuple(Input(f"x{i}", TensorType(dtype_of(x), x.shape))() for i, x in enumerate((*arrays, mask)))
     graph = Graph(inputs, (ops.Attention(causal, 0.3)(*inputs),))
-    (got,), (want,) = run_checked(graph, [*arrays, seen], H100), interpret(graph, [*arrays, seen])
+    (got,), (want,) = run_checked(graph, [*arrays, mask], H100), interpret(graph, [*arrays, mask])
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2e-3)
     program, _ = planned(graph, H100)
     (step,) = program.steps
@@ -61,15 +61,15 @@ def test_few_queries_of_heads_that_share_keys_are_cut_along_these(rows: int, cau
 
 
 @pytest.mark.parametrize(
-    ("channels", "each", "taps", "width"), [(24, 2, 3, 10), (40, 1, 5, 10), (7, 1, 3, 10), (40, 1, 5, 18)]
+    ("channels", "group_channels", "taps", "width"), [(24, 2, 3, 10), (40, 1, 5, 10), (7, 1, 3, 10), (40, 1, 5, 18)]
 )
 def test_channels_with_images_of_their_own_are_no_products_of_tiles(
-    channels: int, each: int, taps: int, width: int
+    channels: int, group_channels: int, taps: int, width: int
 ) -> None:
     """Of a width of 18, a tile's positions lie in one line of the result."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(2, 9, width, channels)).astype(np.float32)
-    w = rng.normal(size=(taps, taps, 1, channels * each)).astype(np.float32)
+    w = rng.normal(size=(taps, taps, 1, channels * group_channels)).astype(np.float32)
     data = Input("x", TensorType(dtype_of(x), x.shape))()
     conv = ops.Convolution((2, 1), ((1, 2), (1, 1)), (1, 1), (2, 1), "NHWC", "HWIO", "NHWC", channels)
     graph = Graph((data,), (ops.Relu()(conv(data, const(w))),))
@@ -113,8 +113,8 @@ def test_levels_are_widened_where_they_are_multiplied(dtype: DType, rows: int, b
     x = rng.normal(size=(rows, blocks * block)).astype(kind)
     data = Input("x", TensorType(dtype_of(x), x.shape))()
     graph = Graph((data,), (ops.DotGeneral(((), ()), ((1,), (1,)))(data, w),))
-    wide, moved, by = (a.astype(np.float64) for a in (q, zero, scale))  # a single row's weights are not rounded
-    want = x.astype(np.float64) @ ((wide - moved) * by).reshape(40, -1).T
+    levels, zeros, factors = (a.astype(np.float64) for a in (q, zero, scale))  # a single row's weights are not rounded
+    want = x.astype(np.float64) @ ((levels - zeros) * factors).reshape(40, -1).T
     np.testing.assert_allclose(run_checked(graph, [x], H100)[0], want, rtol=2e-3, atol=1e-2)
     program, _ = planned(graph, H100)
     assert program.steps[0].kernel.startswith("product"), "nothing widens them before"
@@ -151,8 +151,8 @@ def test_reduced_precision_multiplies_two_narrow_operands(precision: str) -> Non
     x, w = (rng.normal(size=s).astype(np.float32) for s in ((1, 2, 6, 16), (16, 16)))
     data = Input("x", TensorType(dtype_of(x), x.shape))()
     y = ops.DotGeneral(((), ()), ((3,), (0,)))(data, const(w))
-    seen = ops.Attention(scale=0.25)(y, y, y)
-    scores = ops.DotGeneral(((0, 1), (0, 1)), ((3,), (3,)))(seen, ops.Exp()(data))
+    attention = ops.Attention(scale=0.25)(y, y, y)
+    scores = ops.DotGeneral(((0, 1), (0, 1)), ((3,), (3,)))(attention, ops.Exp()(data))
     graph = Graph((data,), (scores,))
     trace = Trace()
     build_program(graph, features_of(f"null:{H100}"), 1, precision=precision, trace=trace)
@@ -166,17 +166,18 @@ def test_reduced_precision_multiplies_two_narrow_operands(precision: str) -> Non
     np.testing.assert_allclose(got, want, atol=(4e-3 if precision == "float16" else 3e-2) * np.abs(want).max())
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("is_constant", [False, True])
 @pytest.mark.parametrize("axes", [((1,), (0,)), ((0,), (0,)), ((1,), (1,)), ((0,), (1,))])
-def test_operands_that_are_matrices_are_copied_in_boxes(axes: tuple[tuple[int], tuple[int]], held: bool) -> None:
-    """Either axis side by side in memory, the last rows, columns and terms outside of the matrices; b: held or not."""
+def test_operands_that_are_matrices_are_copied_in_boxes(axes: tuple[tuple[int], tuple[int]], is_constant: bool) -> None:
+    """Either axis side by side in memory, the last rows, columns and terms outside of the matrices; b: a constant or an
+    input."""
     rng = np.random.default_rng(0)
     rows, terms, columns = 1032, 72, 40
     a_shape, b_shape = ((rows, terms), (terms, rows))[axes[0][0] == 0], ((terms, columns), (columns, terms))[axes[1][0]]
     a, b = (rng.normal(size=s).astype(np.float16) for s in (a_shape, b_shape))
     x, y = (Input(n, TensorType(f16, v.shape))() for n, v in (("x", a), ("y", b)))
-    graph = Graph((x,) if held else (x, y), (ops.DotGeneral(((), ()), axes)(x, const(b) if held else y),))
-    arrays = [a] if held else [a, b]
+    graph = Graph((x,) if is_constant else (x, y), (ops.DotGeneral(((), ()), axes)(x, const(b) if is_constant else y),))
+    arrays = [a] if is_constant else [a, b]
     (got,), (want,) = run_checked(graph, arrays, H100), interpret(graph, arrays)
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), atol=2e-2)
     _, kernels = planned(graph, H100)

@@ -18,7 +18,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
 from ingot.support.errors import IngotError
 from tests.conformance.bounds import check
-from tests.conformance.samples import OPS, Sample, cast, static, symbolic, together
+from tests.conformance.samples import OPS, Sample, cast, combine, static, symbolic
 from tests.conformance.targets import HOST, THREADS
 from tests.conformance.test_targets import OPEN, QUICK, conform, some
 from tests.guard import Case, End, check_all, failures
@@ -55,9 +55,9 @@ def _conform(cls: type[Op], samples: Sequence[Sample], folder: Path) -> dict[str
 
 def _at(sample: Sample, sizes: dict[str, int]) -> None:
     """Run the sample's program on values of these sizes: an error, or what the reference gives."""
-    all_ = together([sample])
+    combined = combine([sample])
     names = {s for t in sample.types for d in t.shape for s in symbols_of(d)}
-    graph = dataclasses.replace(all_.graph, bounds=tuple((name, 0, None) for name in sorted(names)))
+    graph = dataclasses.replace(combined.graph, bounds=tuple((name, 0, None) for name in sorted(names)))
     try:
         model = CompiledModel(build_program(graph, HOST, THREADS), threads=THREADS)
         shapes = [tuple(substitute(d, sizes) for d in t.shape) for t in sample.types]
@@ -73,7 +73,7 @@ def _at(sample: Sample, sizes: dict[str, int]) -> None:
     results = got if isinstance(got, tuple) else (got,)
     if not _has_these_sizes(op, inputs, results):
         return
-    for g, w, t in zip(results, want if isinstance(want, tuple) else (want,), all_.dtypes, strict=True):
+    for g, w, t in zip(results, want if isinstance(want, tuple) else (want,), combined.dtypes, strict=True):
         if t.bits > 16:  # products of more elements than a sample has overflow narrow floats
             check(op, inputs, cast(np.asarray(g), t), np.asarray(w), f"{sample} at {sizes}")
 
@@ -98,12 +98,12 @@ def _other_sizes(samples: Sequence[Sample]) -> dict[str, Case]:
     return cases
 
 
-def _apart(sample: Sample) -> Iterator[Sample]:
+def _with_own_dimension(sample: Sample) -> Iterator[Sample]:
     """The sample with one dimension of one operand a symbol of its own, where the type rule accepts that."""
     for i, t in enumerate(sample.types):
         for axis, d in enumerate(t.shape):
-            own = t.with_shape((*t.shape[:axis], symbol("own"), *t.shape[axis + 1 :]))
-            types = (*sample.types[:i], own, *sample.types[i + 1 :])
+            other = t.with_shape((*t.shape[:axis], symbol("own"), *t.shape[axis + 1 :]))
+            types = (*sample.types[:i], other, *sample.types[i + 1 :])
             others = {s for j, o in enumerate(types) for e in o.shape for s in symbols_of(e)} - {"own"}
             try:
                 sample.op.infer(*types)
@@ -120,9 +120,9 @@ def _mismatched(samples: Sequence[Sample]) -> dict[str, Case]:
         sizes = {
             str(d): n for t, x in zip(s.types, s.inputs, strict=True) for d, n in zip(t.shape, x.shape, strict=True)
         }
-        for own in _apart(s) if len(s.inputs) > 1 else ():
+        for variant in _with_own_dimension(s) if len(s.inputs) > 1 else ():
             for size in (0, 1, 2, 64, 5000):
-                cases[f"{own} at {size}"] = partial(_at, own, {**sizes, "own": size})
+                cases[f"{variant} at {size}"] = partial(_at, variant, {**sizes, "own": size})
     return cases
 
 

@@ -22,8 +22,8 @@ MORE = [c for c in OPS if any(True for _ in extra(c))]
 OPEN = [c for c in OPS if c not in STATIC_ONLY and c.name not in LONG]
 
 
-def some(samples: Sequence[Sample], most: int | None) -> Sequence[Sample]:
-    return samples if most is None else samples[:: max(1, len(samples) // most)]
+def some(samples: Sequence[Sample], limit: int | None) -> Sequence[Sample]:
+    return samples if limit is None else samples[:: max(1, len(samples) // limit)]
 
 
 def conform(name: str, samples: Sequence[Sample], folder: Path) -> None:
@@ -39,16 +39,16 @@ def conform(name: str, samples: Sequence[Sample], folder: Path) -> None:
     assert not wrong, f"{len(wrong)} of {len(samples)}:\n" + "\n".join(wrong)
 
 
-def taken(name: str, samples: Sequence[Sample]) -> list[Sample]:
-    result = [s for s in samples if TARGETS[name].takes(s)]
+def supported_samples(name: str, samples: Sequence[Sample]) -> list[Sample]:
+    result = [s for s in samples if TARGETS[name].supports(s)]
     if samples and not result:
         pytest.skip(f"no sample is small enough or of types that {name} has")
     return result
 
 
 def quick(target: Runner, cls: type[Op]) -> int:
-    most = target.quick[cls.name not in QUICK]
-    return min(1, most) if cls.name in LONG else most
+    limit = target.quick[cls.name not in QUICK]
+    return min(1, limit) if cls.name in LONG else limit
 
 
 def cases(classes: Sequence[type[Op]] = OPS, *, fast: bool, symbolic: bool = False) -> list[object]:
@@ -64,23 +64,23 @@ def cases(classes: Sequence[type[Op]] = OPS, *, fast: bool, symbolic: bool = Fal
 
 @pytest.mark.parametrize(("name", "cls"), cases(fast=True))
 def test_static(name: str, cls: type[Op], tmp_path: Path) -> None:
-    conform(name, some(taken(name, static(cls)), quick(TARGETS[name], cls)), tmp_path)
+    conform(name, some(supported_samples(name, static(cls)), quick(TARGETS[name], cls)), tmp_path)
 
 
 @pytest.mark.parametrize(("name", "cls"), cases(OPEN, fast=True, symbolic=True))
 def test_dynamic(name: str, cls: type[Op], tmp_path: Path) -> None:
     samples = symbolic(cls.samples())
     assert samples, "no size of any sample can be symbolic"
-    conform(name, some(taken(name, samples), 2), tmp_path)
+    conform(name, some(supported_samples(name, samples), 2 if cls.name in QUICK else 1), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "cls"), cases(fast=False))
 def test_every_sample(name: str, cls: type[Op], tmp_path: Path) -> None:
     target = TARGETS[name]
-    conform(name, some(taken(name, static(cls)), target.slow), tmp_path)
+    conform(name, some(supported_samples(name, static(cls)), target.slow), tmp_path)
     if not target.fixed:
-        conform(name, some(taken(name, symbolic(cls.samples())), target.slow), tmp_path)
+        conform(name, some(supported_samples(name, symbolic(cls.samples())), target.slow), tmp_path)
 
 
 @pytest.mark.parametrize("cls", [pytest.param(c, id=c.name) for c in MORE if not issubclass(c, ops.Elementwise)])

@@ -36,10 +36,10 @@ def call(program: Program, calls: Sequence[Sequence[np.ndarray]], folder: Path) 
         for arrays in calls
     ])  # fmt: skip
     (folder / "inputs.json").write_text(text)
-    ran = subprocess.run(
+    process = subprocess.run(
         [str(NODE), str(_SCRIPT), str(folder)], capture_output=True, text=True, timeout=300, check=False
     )
-    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert process.returncode == 0, process.stderr[-4000:]
     return [
         [
             np.frombuffer(bytes.fromhex(r["hex"]), numpy_dtype(s.dtype)).reshape(r["shape"])

@@ -45,19 +45,19 @@ def check(html: str, script: str, folder: Path, width: int = 1280) -> None:
     assert title is not None and title.group(1) == "checked:", title
 
 
-def screenshots(html: str, name: str, folder: Path, kept: bool) -> None:
-    """Take pictures of the page's first 1400 lines of pixels at three widths, the last one in the dark theme. kept: in
-    docs/pictures, as NAME-WIDTH.png."""
+def screenshots(html: str, name: str, folder: Path, is_kept: bool) -> None:
+    """Take pictures of the page's first 1400 lines of pixels at three widths, the last one in the dark theme. is_kept:
+    in docs/pictures, as NAME-WIDTH.png."""
     root = 'root.dataset.theme = window.matchMedia("(prefers-color-scheme: dark)").matches'
     assert root in html
     for width in WIDTHS:
-        page, picture = folder / "page.html", (PICTURES if kept else folder) / f"{name}-{width}.png"
+        page, picture = folder / "page.html", (PICTURES if is_kept else folder) / f"{name}-{width}.png"
         page.write_text(html.replace(root, "root.dataset.theme = true") if width == WIDTHS[-1] else html)
         _browse(["--hide-scrollbars", f"--screenshot={picture}", page.as_uri()], folder, width, 1400)
         data = picture.read_bytes()
         assert data[:8] == b"\x89PNG\r\n\x1a\n" and struct.unpack(">II", data[16:24]) == (width, 1400)
         assert len(data) > 30_000  # an empty page has a tenth of it
-        if kept:
+        if is_kept:
             image = pytest.importorskip("PIL.Image").open(picture)
             image.convert("RGB").quantize(128).save(picture, optimize=True)
 

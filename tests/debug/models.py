@@ -36,8 +36,8 @@ def tokens() -> onnx.ModelProto:
         helper.make_node("ReduceMean", ["e"], ["y"], "mean", axes=[1], keepdims=0),
     ]
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "length"])
-    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 6])
-    graph = helper.make_graph(nodes, "tokens", [ids], [out], [numpy_helper.from_array(table, "table")])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 6])
+    graph = helper.make_graph(nodes, "tokens", [ids], [result], [numpy_helper.from_array(table, "table")])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -87,13 +87,13 @@ def escaping_data() -> onnx.ModelProto:
 
 def _model(
     nodes: list[onnx.NodeProto],
-    given: str,
+    input_text: str,
     shape: list[int | str],
     result: str,
     result_shape: list[int | str],
     weights: list[onnx.TensorProto],
 ) -> onnx.ModelProto:
-    inputs = [helper.make_tensor_value_info(given, TensorProto.FLOAT, shape)]
+    inputs = [helper.make_tensor_value_info(input_text, TensorProto.FLOAT, shape)]
     outputs = [helper.make_tensor_value_info(result, TensorProto.FLOAT, result_shape)]
     graph = helper.make_graph(nodes, "test", inputs, outputs, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

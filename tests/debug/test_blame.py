@@ -69,10 +69,10 @@ def _pipeline_with(monkeypatch: pytest.MonkeyPatch, after: str, name: str, run: 
     original = cpu.cpu_passes
 
     def changed(*options: object) -> tuple[tuple[str, Pass], ...]:
-        out: list[tuple[str, Pass]] = []
+        changes: list[tuple[str, Pass]] = []
         for step in original(*options):  # type: ignore[arg-type]
-            out += [step, (name, run)] if step[0] == after else [step]
-        return tuple(out)
+            changes += [step, (name, run)] if step[0] == after else [step]
+        return tuple(changes)
 
     monkeypatch.setattr(cpu, "cpu_passes", changed)
 

@@ -31,38 +31,38 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 @pytest.fixture(scope="module")
-def found(built: Build) -> Explanation:
+def explanation(built: Build) -> Explanation:
     return explain("cls <3>", built, random_feeds(built.program, {"batch": 4}), repeats=3, rates=RATES)
 
 
-def test_flops_are_those_of_the_sums_of_products(found: Explanation):
+def test_flops_are_those_of_the_sums_of_products(explanation: Explanation):
     batch = 4
-    by_place = {r.where: r for r in found.rows}
+    by_place = {r.where: r for r in explanation.rows}
     assert by_place["relu"].flops == 2 * batch * 8 * 8 * 12 * 9
     assert by_place["dense"].flops == 2 * batch * 192 * 5
     assert by_place["softmax"].flops == 0
 
 
-def test_bytes_are_read_and_written_once(found: Explanation):
-    dense = next(r for r in found.rows if r.where == "dense")
+def test_bytes_are_read_and_written_once(explanation: Explanation):
+    dense = next(r for r in explanation.rows if r.where == "dense")
     assert dense.bytes == 4 * (4 * 192 + 192 * 5 + 5 + 4 * 5)
 
 
-def test_rows_add_up_and_follow_each_other(found: Explanation, built: Build):
-    assert len(found.rows) == len(built.launches)
-    assert sum(r.share for r in found.rows) == pytest.approx(1)
-    assert found.seconds == pytest.approx(sum(r.seconds for r in found.rows))
-    for before, after in pairwise(found.rows):
+def test_rows_add_up_and_follow_each_other(explanation: Explanation, built: Build):
+    assert len(explanation.rows) == len(built.launches)
+    assert sum(r.share for r in explanation.rows) == pytest.approx(1)
+    assert explanation.seconds == pytest.approx(sum(r.seconds for r in explanation.rows))
+    for before, after in pairwise(explanation.rows):
         assert after.begin == pytest.approx(before.begin + before.seconds)
         assert before.index in after.reads
-    assert found.floor == pytest.approx(sum(max(r.flops / 100e9, r.bytes / 10e9) for r in found.rows))
+    assert explanation.floor == pytest.approx(sum(max(r.flops / 100e9, r.bytes / 10e9) for r in explanation.rows))
 
 
-def test_every_group_says_why_it_stores_its_result(found: Explanation):
-    assert all(r.unfused_reason for r in found.rows)
-    last = found.rows[-1]
+def test_every_group_says_why_it_stores_its_result(explanation: Explanation):
+    assert all(r.unfused_reason for r in explanation.rows)
+    last = explanation.rows[-1]
     assert last.unfused_reason == "an output of the model"
-    assert any("maximum @ relu" in op for r in found.rows for op in r.fused)
+    assert any("maximum @ relu" in op for r in explanation.rows for op in r.fused)
 
 
 def test_the_probe_measures_something_plausible():
@@ -71,10 +71,10 @@ def test_the_probe_measures_something_plausible():
     assert 1 < rates.gbytes < 5000
 
 
-def test_the_chrome_trace_has_one_slice_per_row(found: Explanation):
-    events = json.loads(chrome_trace(found))["traceEvents"]
+def test_the_chrome_trace_has_one_slice_per_row(explanation: Explanation):
+    events = json.loads(chrome_trace(explanation))["traceEvents"]
     slices = [e for e in events if e["ph"] == "X"]
-    assert len(slices) == len(found.rows)
+    assert len(slices) == len(explanation.rows)
     assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in slices)
 
 
@@ -107,23 +107,23 @@ class _Checker(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_is_well_formed_and_self_contained(found: Explanation):
-    page = html_report(found)
+def test_the_page_is_well_formed_and_self_contained(explanation: Explanation):
+    page = html_report(explanation)
     checker = _Checker()
     checker.feed(page)
     checker.close()
     assert not checker.open
     assert not checker.fetched
     assert "http" not in page and "@import" not in page and "url(" not in page
-    assert checker.rows == {str(r.index) for r in found.rows}
+    assert checker.rows == {str(r.index) for r in explanation.rows}
     assert "cls <3>" not in page and "cls &lt;3&gt;" in page
     data = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.S)
     assert data is not None
-    assert len(json.loads(data.group(1))["rows"]) == len(found.rows)
+    assert len(json.loads(data.group(1))["rows"]) == len(explanation.rows)
 
 
 @pytest.mark.slow
-def test_the_page_works_in_a_browser(found: Explanation, tmp_path: Path):
+def test_the_page_works_in_a_browser(explanation: Explanation, tmp_path: Path):
     """It sorts, marks a row everywhere and zooms; at three widths it fits the window."""
     script = """
       const rows = () => [...document.querySelectorAll("tbody tr")].map(r => +r.cells[2].dataset.v);
@@ -142,17 +142,17 @@ def test_the_page_works_in_a_browser(found: Explanation, tmp_path: Path):
       const boxes = [...document.querySelectorAll("svg.memory rect")].map(r => r.getBoundingClientRect());
       check("memory is drawn", boxes.length > 0 && boxes.every(b => b.width > 0 && b.height > 0));
     """
-    browser.check(html_report(found), script, tmp_path)
+    browser.check(html_report(explanation), script, tmp_path)
     for width in browser.WIDTHS:
-        browser.check(html_report(found), browser.LAYOUT, tmp_path, width)
+        browser.check(html_report(explanation), browser.LAYOUT, tmp_path, width)
 
 
 @pytest.mark.slow
 def test_the_page_in_pictures(tmp_path: Path, request: pytest.FixtureRequest):
     """--update-golden writes those of docs/appendix/pages.md."""
     model = Path(__file__).parents[2] / "examples" / "digits.onnx"
-    made = build(read_graph(open_source(model)), threads=1)
-    text = html_report(explain(model.name, made, random_feeds(made.program, {"batch": 8})))
+    result = build(read_graph(open_source(model)), threads=1)
+    text = html_report(explain(model.name, result, random_feeds(result.program, {"batch": 8})))
     browser.screenshots(text, "explain", tmp_path, bool(request.config.getoption("--update-golden")))
 
 
@@ -163,8 +163,8 @@ def test_what_lasts_and_what_an_update_moves():
     last = Input("last", TensorType(f32, (64, 8)))()
     new = ops.DynamicUpdateSlice()(old, x, at, const(0))
     graph = Graph((x, at, old, last), (new, ops.Reverse((0,))(last)), state=("k", "last"))
-    made = build(graph, threads=1)
-    explanation = explain("state", made, random_feeds(made.program, {}), repeats=1, rates=RATES)
+    result = build(graph, threads=1)
+    explanation = explain("state", result, random_feeds(result.program, {}), repeats=1, rates=RATES)
     assert explanation.state[0] == ("k", "") and "reads other elements" in explanation.state[1][1]
     # the row twice, its place, and what is copied twice
     assert explanation.bytes == 2 * 32 + 8 + 8 + 2 * 64 * 32

@@ -35,8 +35,8 @@ def test_random_ids_stay_below_the_table_they_select_from(built):
     assert feeds["ids"].dtype == np.int64 and feeds["ids"].shape == (5, 40)
     assert feeds["ids"].min() >= 0
     assert feeds["ids"].max() in range(6, 11)
-    again = random_feeds(built.program, {"batch": 5, "length": 40}, limits)
-    assert (feeds["ids"] == again["ids"]).all()
+    repeated = random_feeds(built.program, {"batch": 5, "length": 40}, limits)
+    assert (feeds["ids"] == repeated["ids"]).all()
 
 
 def test_integers_of_unknown_meaning_are_masks_that_keep_something(built):
@@ -94,9 +94,9 @@ def test_a_pickle_is_refused(built, tmp_path: Path):
 
 
 def test_files_that_hold_no_arrays(tmp_path: Path):
-    whole = tmp_path / "whole.npz"
-    np.savez(whole, x=np.arange(1000))
-    for name, data in (("cut", whole.read_bytes()[:700]), ("text", b"hello"), ("empty", b"")):
+    archive = tmp_path / "whole.npz"
+    np.savez(archive, x=np.arange(1000))
+    for name, data in (("cut", archive.read_bytes()[:700]), ("text", b"hello"), ("empty", b"")):
         (tmp_path / name).write_bytes(data)
         with pytest.raises(InputError, match="damaged or of another kind"):
             read_archive(tmp_path / name)

@@ -19,9 +19,9 @@ def test_products(dtype: DType) -> None:
     verify_kernel(kernel, "the probe")
     assert "tl.dot" in print_kernel(kernel).text
     a, b = (rng.integers(-9, 9, s).astype(dtype.numpy) for s in ((16, 16), (16, 32)))
-    out = np.zeros(16 * 32, np.int32 if dtype == i8 else np.float32)
-    run_kernel(kernel, {"a": a.reshape(-1), "b": b.reshape(-1), "out": out}, {})
-    np.testing.assert_array_equal(out.reshape(16, 32), 3 * (a.astype(np.int64) @ b.astype(np.int64)))
+    result = np.zeros(16 * 32, np.int32 if dtype == i8 else np.float32)
+    run_kernel(kernel, {"a": a.reshape(-1), "b": b.reshape(-1), "out": result}, {})
+    np.testing.assert_array_equal(result.reshape(16, 32), 3 * (a.astype(np.int64) @ b.astype(np.int64)))
 
 
 def test_copies() -> None:

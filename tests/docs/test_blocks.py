@@ -127,16 +127,16 @@ def _problems_of(words: list[str]) -> Iterator[str]:
                 return
             for word in rest:  # of a command of several verbs
                 command = getattr(command, "commands", {}).get(word, command)
-            known = {opt for p in command.params for opt in (*p.opts, *p.secondary_opts)} | {"--help"}
-            yield from sorted(options - known)
+            known_options = {opt for p in command.params for opt in (*p.opts, *p.secondary_opts)} | {"--help"}
+            yield from sorted(options - known_options)
         case ["python", "-m", module, *_] if module.split(".")[0] in ("benchmarks", "tools", "ingot"):
             folder = ROOT / "src" if module.startswith("ingot") else ROOT
             yield from _unknown(folder.joinpath(*module.split(".")), options)
         case ["python", file, *_] if file.endswith(".py") and "/" in file:
             yield from _unknown((ROOT / file).with_suffix(""), options)
         case ["make", *targets]:
-            known = set(re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-            yield from () if "-C" in targets else sorted(set(targets) - known)
+            known_options = set(re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+            yield from () if "-C" in targets else sorted(set(targets) - known_options)
 
 
 def _unknown(program: Path, options: set[str]) -> Iterator[str]:
@@ -180,13 +180,13 @@ def test_the_page_works_as_written(page: Path, tmp_path: Path) -> None:
 
 def _absent(b: Block) -> set[str]:
     """The programs and packages of a block that are not installed."""
-    needed = {"node"} if b.language == "js" else set(b.about.split()) if b.mark == "needs" else set[str]()
+    requirements = {"node"} if b.language == "js" else set(b.about.split()) if b.mark == "needs" else set[str]()
     imported = re.findall(r"^(?:import|from) (\w+)", b.text, re.MULTILINE) if b.language == "python" else []
     if ".onnx" in b.text:
         imported.append("onnx")
     if "ingot compare" in b.text or "ingot bench" in b.text:
         imported.append("onnxruntime")
-    return {name for name in needed if shutil.which(name) is None} | {m for m in imported if find_spec(m) is None}
+    return {name for name in requirements if shutil.which(name) is None} | {m for m in imported if find_spec(m) is None}
 
 
 def _run(b: Block, folder: Path, number: int) -> None:

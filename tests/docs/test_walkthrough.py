@@ -133,14 +133,14 @@ STAGES: list[Callable[[], str]] = [
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.__name__)
 def test_the_page_shows_what_is_made(stage: Callable[[], str], request: pytest.FixtureRequest):
-    name, made = stage.__name__, stage().strip("\n") + "\n"
+    name, output = stage.__name__, stage().strip("\n") + "\n"
     page = PAGE.read_text()
-    shown = {results[2]: results[3] for results in MADE.finditer(page)}
-    assert name in shown, f"{PAGE} has no place for {name}"
+    outputs = {results[2]: results[3] for results in MADE.finditer(page)}
+    assert name in outputs, f"{PAGE} has no place for {name}"
     if request.config.getoption("--update-golden"):
-        PAGE.write_text(MADE.sub(lambda m: m[1] + (made if m[2] == name else m[3]) + m[4], page))
+        PAGE.write_text(MADE.sub(lambda m: m[1] + (output if m[2] == name else m[3]) + m[4], page))
         return
-    assert shown[name] == made, f"{PAGE} differs; if intended, run with --update-golden"
+    assert outputs[name] == output, f"{PAGE} differs; if intended, run with --update-golden"
 
 
 def test_the_page_shows_nothing_else():

@@ -26,8 +26,8 @@ def test_files_of_others_are_named(name: str, tmp_path: Path) -> None:
 def test_damaged_programs_of_torch_export(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
         archive.writestr("m/archive_format", "pt2")
-    said = "not a readable exported program" if find_spec("torch") else "needs PyTorch; pip install"
-    with pytest.raises(ImportModelError, match=said):
+    message = "not a readable exported program" if find_spec("torch") else "needs PyTorch; pip install"
+    with pytest.raises(ImportModelError, match=message):
         ingot.compile(tmp_path / "m.pt2")
 
 

@@ -32,7 +32,7 @@ X, W = np.array([2, 3], np.float32), np.array([5, 7], np.float32)
 def _onnx() -> onnx.ModelProto:
     names, kind = ("x", "w", "sum", "product"), onnx.TensorProto.FLOAT
     infos = {n: onnx.helper.make_tensor_value_info(n, kind, [2]) for n in names}
-    nodes = [onnx.helper.make_node(op, ["x", "w"], [out]) for op, out in (("Add", "sum"), ("Mul", "product"))]
+    nodes = [onnx.helper.make_node(op, ["x", "w"], [result]) for op, result in (("Add", "sum"), ("Mul", "product"))]
     graph = onnx.helper.make_graph(nodes, "g", [infos["x"], infos["w"]], [infos["sum"], infos["product"]])
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
 
@@ -54,9 +54,9 @@ def test_inputs_become_constants(tmp_path: Path):
     graph = Graph((x, w), (Mul()(Add()(x, w), w),), ("y",))
     safetensors.write(tmp_path / "w.safetensors", {"w": W, "other": X})
     for weights in ({"w": W}, {1: W}, tmp_path / "w.safetensors"):
-        made = bind_weights(graph, weights)
-        assert made.inputs == (x,)
-        np.testing.assert_array_equal(interpret(made, [X])[0], (X + W) * W)
+        bound_graph = bind_weights(graph, weights)
+        assert bound_graph.inputs == (x,)
+        np.testing.assert_array_equal(interpret(bound_graph, [X])[0], (X + W) * W)
     with pytest.raises(InputError, match=r"indices or names of \['x', 'w'\]"):
         bind_weights(graph, {"v": W})
     with pytest.raises(InputError, match="weights of 'w'"):

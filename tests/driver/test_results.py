@@ -69,13 +69,13 @@ def test_every_result_has_the_same_attributes(make: Callable[[], tuple[Any, tupl
     assert [spec.name for spec in model.inputs] and [spec.name for spec in model.outputs] and model.threads == 1
     assert all(spec.name in str(spec) for spec in (*model.inputs, *model.outputs))
     assert "CompiledModel(" in repr(model)
-    asked: list[Callable[[], object]] = [
+    calls: list[Callable[[], object]] = [
         lambda: model(*args), lambda: model.explain(*args), lambda: model.profile(*args),
         lambda: model.for_inputs(*args), lambda: model.program, lambda: model.plan(), lambda: model.dump("plan"),
         lambda: model.save(tmp_path / "m.ingot"), lambda: model.state(), lambda: model.set_state({}),
         lambda: model.seed(1), lambda: model.arena_bytes,
     ]  # fmt: skip
-    facts = [_outcome(ask) for ask in asked]
+    facts = [_outcome(call) for call in calls]
     if make is _plain:
         assert not any(isinstance(t, Exception) for t in facts)
     with pytest.raises(TypeError, match="cannot be copied"):

@@ -52,8 +52,8 @@ def test_devices_and_models() -> None:
         np.testing.assert_array_equal(rep.run(inputs)[0], [0, 2])
 
 
-@pytest.mark.parametrize("turn", [0, 3])
-def test_a_step_of_adam(turn: int) -> None:
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_step_of_adam(step: int) -> None:
     rng = np.random.default_rng(0)
     x, g, v, h = (rng.random((2, 3)).astype(np.float32) for _ in range(4))
     names = ["r", "t", "x", "g", "v", "h"]
@@ -67,10 +67,10 @@ def test_a_step_of_adam(turn: int) -> None:
     graph = helper.make_graph([node], "g", infos, [helper.make_empty_tensor_value_info(n) for n in node.output])
     domains = [helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx.preview.training", 1)]
     rep = IngotBackend.prepare(helper.make_model(graph, opset_imports=domains))
-    got = rep.run([np.float32(0.1), np.int64(turn), x, g, v, h])
-    whole = 0.1 * x + g
-    v1, h1 = 0.9 * v + 0.1 * whole, 0.99 * h + 0.01 * whole * whole
-    rate = 0.1 * np.sqrt(1 - 0.99**turn) / (1 - 0.9**turn) if turn else 0.1
+    got = rep.run([np.float32(0.1), np.int64(step), x, g, v, h])
+    gradient = 0.1 * x + g
+    v1, h1 = 0.9 * v + 0.1 * gradient, 0.99 * h + 0.01 * gradient * gradient
+    rate = 0.1 * np.sqrt(1 - 0.99**step) / (1 - 0.9**step) if step else 0.1
     x1 = 0.8 * (x - rate * v1 / (np.sqrt(h1) + 1e-3))
     for a, b in zip(got, (x1, v1, h1), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -61,11 +61,11 @@ def test_inputs_outputs_and_metadata_are_those_of_onnx_runtime(path: Path):
 def test_a_session_opens_paths_bytes_and_saved_programs(path: Path, tmp_path: Path):
     saved = tmp_path / "pool.ingot"
     ingot.compile(path).save(saved)
-    wanted = ingot.InferenceSession(path).run(None, FEEDS)[0]
+    expected = ingot.InferenceSession(path).run(None, FEEDS)[0]
     for source in (str(path), path.read_bytes(), saved, saved.read_bytes()):
         session = ingot.InferenceSession(source)
         assert [a.name for a in session.get_inputs()] == ["x", "shift"]
-        np.testing.assert_array_equal(session.run(["y"], FEEDS)[0], wanted)
+        np.testing.assert_array_equal(session.run(["y"], FEEDS)[0], expected)
     with pytest.raises(ImportModelError, match="cannot read"):
         ingot.InferenceSession(tmp_path / "none.onnx")
     with pytest.raises(ImportModelError):
@@ -125,17 +125,17 @@ def test_the_same_calls_run_on_both(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_asynchronous_runs_call_back_with_results_or_an_error(module):
     session = module.InferenceSession(two_outputs().SerializeToString(), providers=["CPUExecutionProvider"])
-    done, seen = threading.Semaphore(0), []
+    done, calls = threading.Semaphore(0), []
 
     def callback(results, user_data, error):
-        seen.append((user_data, [r.tolist() for r in results], error))
+        calls.append((user_data, [r.tolist() for r in results], error))
         done.release()
 
     for mark, x in (("good", X), ("bad", X[:, :1])):
         session.run_async(["sum"], {"x": x}, callback, mark)
         assert done.acquire(timeout=20)
-    assert seen[0] == ("good", [[5, 5]], "")
-    assert seen[1][0] == "bad" and seen[1][2]
+    assert calls[0] == ("good", [[5, 5]], "")
+    assert calls[1][0] == "bad" and calls[1][2]
 
 
 def test_options_of_onnx_runtime_itself_are_read_and_the_rest_is_told_once(
@@ -158,9 +158,9 @@ def test_options_of_onnx_runtime_itself_are_read_and_the_rest_is_told_once(
     np.testing.assert_array_equal(
         session.run(None, {"x": value, "shift": FEEDS["shift"]})[0], session.run(None, FEEDS)[0]
     )
-    own = ort.SessionOptions()
-    own.add_free_dimension_override_by_name("batch", 2)
-    assert ingot.InferenceSession(path, own).get_outputs()[0].shape == [2, 4]
+    ort_options = ort.SessionOptions()
+    ort_options.add_free_dimension_override_by_name("batch", 2)
+    assert ingot.InferenceSession(path, ort_options).get_outputs()[0].shape == [2, 4]
 
 
 def test_strings_pass():
@@ -171,10 +171,10 @@ def test_strings_pass():
 
 def test_results_are_written_into_the_callers_arrays(path: Path):
     session = ingot.InferenceSession(path)
-    wanted = session.run(None, FEEDS)[0]
+    expected = session.run(None, FEEDS)[0]
     y = np.full((2, 4), np.nan, np.float32)
     assert session.run(None, FEEDS, out=[y])[0] is y
-    np.testing.assert_array_equal(y, wanted)
+    np.testing.assert_array_equal(y, expected)
     session = ingot.InferenceSession(two_outputs().SerializeToString())
     double, places = np.empty((3, 2), np.float32), np.empty((2, 4), np.int64)
     results = session.run(["double", "places", "sum"], {"x": X}, out=[double, places, None])
@@ -183,7 +183,7 @@ def test_results_are_written_into_the_callers_arrays(path: Path):
 
 
 @pytest.mark.parametrize(
-    "out, message",
+    "outputs, message",
     [
         ([], "1 arrays"),
         ([np.empty((2, 4))], "float64"),
@@ -195,10 +195,10 @@ def test_results_are_written_into_the_callers_arrays(path: Path):
         (["text"], "str"),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(path: Path, out, message: str):
+def test_arrays_that_do_not_fit_are_refused(path: Path, outputs, message: str):
     before = FEEDS["x"].copy()
     with pytest.raises(InputError, match=message):
-        ingot.InferenceSession(path).run(None, FEEDS, out=out)
+        ingot.InferenceSession(path).run(None, FEEDS, out=outputs)
     np.testing.assert_array_equal(FEEDS["x"], before)
 
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_asked_is_refused(path: Path):
         ort.OrtValue.ortvalue_from_numpy(X).update_inplace(X.astype(np.float64))
 
 
-def turns() -> onnx.ModelProto:
+def counting_loop() -> onnx.ModelProto:
     """x, n -> x after n turns of a loop, each of which adds 1."""
     body = helper.make_graph(
         [helper.make_node("Add", ["v", "one"], ["w"]), helper.make_node("Identity", ["go"], ["on"])],
@@ -231,29 +231,29 @@ def turns() -> onnx.ModelProto:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_terminate_ends_a_run_and_the_session_goes_on(module):
-    session, options = module.InferenceSession(turns().SerializeToString()), module.RunOptions()
+    session, options = module.InferenceSession(counting_loop().SerializeToString()), module.RunOptions()
     feed = {"x": np.zeros(3, np.float32), "n": np.array(1 << 40)}
     error = ort.RunTerminated if module is ort else Fail
     timer = threading.Timer(0.2, setattr, (options, "terminate", True))
     timer.start()
     with pytest.raises(error, match="terminate"):
         session.run(None, feed, options)
-    few = feed | {"n": np.array(5)}
+    short_feed = feed | {"n": np.array(5)}
     with pytest.raises(error, match="terminate"):
-        session.run(None, few, options)
+        session.run(None, short_feed, options)
     options.terminate = False
-    for known in (options, None):
-        assert session.run(None, few, known)[0].tolist() == [5, 5, 5]
+    for run_options in (options, None):
+        assert session.run(None, short_feed, run_options)[0].tolist() == [5, 5, 5]
 
 
 def test_terminate_ends_runs_of_other_threads_and_of_onnx_runtimes_options():
-    session, options = ort.InferenceSession(turns().SerializeToString()), onnxruntime.RunOptions()
+    session, options = ort.InferenceSession(counting_loop().SerializeToString()), onnxruntime.RunOptions()
     facts, done = [], threading.Event()
 
-    def tell(results, data, error):
+    def callback(results, data, error):
         facts.append((results, error))
         done.set()
 
-    session.run_async(None, {"x": np.zeros(3, np.float32), "n": np.array(1 << 40)}, tell, None, options)
+    session.run_async(None, {"x": np.zeros(3, np.float32), "n": np.array(1 << 40)}, callback, None, options)
     options.terminate = True
     assert done.wait(30) and facts[0][0] == [] and "terminate" in facts[0][1]

@@ -73,17 +73,17 @@ def test_a_network_trains() -> None:
     twin.load_state_dict(net.state_dict())
     x, before = torch.randn(7, 5), counters["ingot"]["direct_calls"]
     torch._dynamo.reset()
-    runs: list[Any] = [torch.compile(net, backend="ingot", fullgraph=True), twin]
+    modules: list[Any] = [torch.compile(net, backend="ingot", fullgraph=True), twin]
     losses: list[list[float]] = []
-    for run in runs:
-        optimizer, own = torch.optim.SGD(run.parameters(), 0.1, momentum=0.9), []
+    for run in modules:
+        optimizer, torch_losses = torch.optim.SGD(run.parameters(), 0.1, momentum=0.9), []
         for _ in range(6):
             loss = run(x).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            own.append(loss.item())
-        losses.append(own)
+            torch_losses.append(loss.item())
+        losses.append(torch_losses)
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert counters["ingot"]["direct_calls"] == before + 1
 
@@ -180,18 +180,79 @@ def test_deterministic_algorithms_are_checked() -> None:
         torch.use_deterministic_algorithms(False)
 
 
-def test_what_aot_autograd_keeps() -> None:
-    """Graphs with aliased results or written inputs, and inputs whose gradient is None."""
-    x = leaf(4, 6)
+def test_written_inputs() -> None:
+    """Each call writes once; what an earlier graph saved of a written tensor is out of date."""
 
-    def writes(x: Tensor, count: Tensor) -> Tensor:
+    def f(x: Tensor, count: Tensor) -> Tensor:
         count.add_(1)
         return x.exp() * count
 
-    count = torch.zeros(())
-    run = compiled(writes, x, count, is_direct=False)
+    x, count = leaf(4, 6), torch.zeros(())
+    run = compiled(f, x, count)
+    for n in (3, 4):
+        before = count._version
+        check(run, lambda x, _, n=n: x.exp() * n, x, count)
+        assert (count.item(), count._version > before) == (n, True)
+    y = leaf(4) * count
     run(x, count)
-    assert count.item() == 3
+    with pytest.raises(RuntimeError, match="inplace operation"):
+        y.sum().backward()
+
+
+def test_moments_of_a_batch_norm() -> None:
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    torch._dynamo.reset()
+    before, x = counters["ingot"]["direct_calls"], torch.randn(7, 5)
+    for net, run in zip(nets, (torch.compile(nets[0], backend="ingot", fullgraph=True), nets[1]), strict=True):
+        optimizer: Any = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            run(x).square().mean().backward()
+            optimizer.step()
+    for (name, got), want in zip(nets[0].state_dict().items(), nets[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(got, want, msg=name)
+    assert counters["ingot"]["direct_calls"] == before + 1
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_open_sizes(dynamic: bool | None) -> None:
+    """One pair of programs for all batches, with sizes among what is saved; None: the second batch has it."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.tanh(x @ w)
+        return y.mean(0) * y.shape[0] + y.reshape(-1).sum()
+
+    w = leaf(5, 3)
+    torch._dynamo.reset()
+    before = counters["ingot"]["direct_calls"], counters["stats"]["unique_graphs"]
+    run: Any = torch.compile(f, backend="ingot", fullgraph=True, dynamic=dynamic)
+    for n in (7, 4, 4, 9, 31, 4):
+        check(run, f, leaf(n, 5), w)
+    graphs = counters["stats"]["unique_graphs"] - before[1]
+    assert (graphs, counters["ingot"]["direct_calls"] - before[0]) == ((1, 1) if dynamic else (2, 1))
+
+
+def test_open_sizes_are_known_to_later_graphs() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.tanh()
+        torch._dynamo.graph_break()
+        return y.exp()
+
+    torch._dynamo.reset()
+    run: Any = torch.compile(f, backend="ingot", dynamic=True, fullgraph=False)
+    x = leaf(4, 6)
+    torch._dynamo.mark_dynamic(x, 0)
+    before = counters["stats"]["unique_graphs"]
+    for n in (4, 4, 5, 8):
+        check(run, f, leaf(n, 6))
+    assert counters["stats"]["unique_graphs"] - before == 2
+
+
+def test_what_aot_autograd_keeps() -> None:
+    """Graphs with aliased results, and inputs whose gradient is None."""
+    x = leaf(4, 6)
 
     def view(x: Tensor) -> Tensor:
         return x.view(-1)

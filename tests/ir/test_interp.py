@@ -23,32 +23,32 @@ def test_computes_by_position_and_by_label() -> None:
     g = Graph((x, y), (TAdd()(x, TNeg()(y)), x))
     a, b = floats([1, 2, 3]), floats([5, 5, 5])
     for data in ([a, b], {"y": b, "x": a}):
-        total, same = interpret(g, data)
+        total, alias = interpret(g, data)
         assert np.array_equal(total, a - b)
-        assert same is a
+        assert alias is a
 
 
 def test_substitutes_symbols_in_attributes_and_bodies() -> None:
     inner = arg("p", S)
     body = Graph((inner,), (TBroadcast((2 * S, S))(inner),))
     x = arg("x", S)
-    (out,) = interpret(Graph((x,), TCall(body)(x).results), [floats([1, 2])])
-    assert out.shape == (4, 2)
+    (result,) = interpret(Graph((x,), TCall(body)(x).results), [floats([1, 2])])
+    assert result.shape == (4, 2)
 
 
 def test_reads_results_of_a_split() -> None:
     x = arg("x", 4)
     a, b = TSplit()(x).results
-    (out,) = interpret(Graph((x,), (TAdd()(b, TNeg()(a)),)), [floats([1, 2, 5, 7])])
-    assert out.tolist() == [4, 5]
+    (result,) = interpret(Graph((x,), (TAdd()(b, TNeg()(a)),)), [floats([1, 2, 5, 7])])
+    assert result.tolist() == [4, 5]
 
 
 def test_observer_sees_every_node_in_order() -> None:
     x = arg("x", 2)
     n = TNeg()(x)
-    seen: list[Node] = []
-    interpret(Graph((x,), (n,)), [floats([1, 2])], observe=lambda node, values: seen.append(node))
-    assert seen == [x, n]
+    nodes: list[Node] = []
+    interpret(Graph((x,), (n,)), [floats([1, 2])], observe=lambda node, values: nodes.append(node))
+    assert nodes == [x, n]
 
 
 def test_a_lying_reference_is_named() -> None:
@@ -58,7 +58,7 @@ def test_a_lying_reference_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arrays", "message"),
     [
         ([], "expected 2"),
         ({"x": floats([1])}, "by its label"),
@@ -67,10 +67,10 @@ def test_a_lying_reference_is_named() -> None:
         ([floats([1, 2]), floats([1, 2])], r"axis 0 of input 'y': expected 5 \(= 2\*s\+1; s from axis 0"),
     ],
 )
-def test_refuses_inputs_that_do_not_fit(given, message: str) -> None:
+def test_refuses_inputs_that_do_not_fit(arrays, message: str) -> None:
     x, y = arg("x", S), arg("y", 2 * S + 1)
     with pytest.raises(InputError, match=message):
-        interpret(Graph((x, y), (x,)), given)
+        interpret(Graph((x, y), (x,)), arrays)
 
 
 def test_binds_linear_expressions_and_checks_bounds() -> None:

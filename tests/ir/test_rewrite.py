@@ -22,8 +22,8 @@ def _double(n: Node) -> Node | None:
 def _lift(n: Node) -> Node | None:
     """-a + -b -> -(a + b)"""
     a, b = n.inputs
-    both = isinstance(a.op, TNeg) and isinstance(b.op, TNeg)
-    return neg(TAdd()(a.inputs[0], b.inputs[0])) if both else None
+    are_negated = isinstance(a.op, TNeg) and isinstance(b.op, TNeg)
+    return neg(TAdd()(a.inputs[0], b.inputs[0])) if are_negated else None
 
 
 DOUBLE = rules(Rule("double-negation", TNeg, _double))
@@ -33,33 +33,33 @@ LIFT = rules(Rule("lift-negation", TAdd, _lift))
 def test_reaches_a_fixpoint_through_several_rules() -> None:
     a = TAdd()(neg(X, "m.py:1"), neg(Y), loc="m.py:2")
     g = Graph((X, Y), (neg(a), neg(neg(neg(X)))))
-    out = rewrite(g, DOUBLE + LIFT)
-    assert out.outputs == (TAdd()(X, Y), neg(X))
-    assert out.outputs[0].loc == "m.py:2"
-    assert rewrite(out, DOUBLE + LIFT) is out
+    rewritten = rewrite(g, DOUBLE + LIFT)
+    assert rewritten.outputs == (TAdd()(X, Y), neg(X))
+    assert rewritten.outputs[0].loc == "m.py:2"
+    assert rewrite(rewritten, DOUBLE + LIFT) is rewritten
 
 
 def test_rules_for_a_base_class_and_composition_order() -> None:
-    seen: list[type[Op]] = []
-    spy = rules(Rule("spy", Op, lambda n: seen.append(type(n.op))))
+    op_types: list[type[Op]] = []
+    spy = rules(Rule("spy", Op, lambda n: op_types.append(type(n.op))))
     rewrite(Graph((X,), (neg(X),)), spy + DOUBLE)
-    assert TNeg in seen
+    assert TNeg in op_types
     assert [r.name for r in spy + DOUBLE + LIFT] == ["spy", "double-negation", "lift-negation"]
     assert len(spy + RuleSet()) == 1
 
 
 def test_rewrites_inside_bodies() -> None:
     body = Graph((X,), (neg(neg(X)), X))
-    out = rewrite(Graph((Y,), TCall(body)(Y).results), DOUBLE)
-    (call,) = {o.inputs[0] for o in out.outputs}
+    rewritten = rewrite(Graph((Y,), TCall(body)(Y).results), DOUBLE)
+    (call,) = {o.inputs[0] for o in rewritten.outputs}
     assert call.op.bodies[0].outputs == (X, X)
 
 
 def test_a_rule_may_give_one_node_per_result() -> None:
     swap = rules(Rule("halves", TSplit, lambda n: (neg(n.inputs[0]),) * 2))
     x = arg("rz", 0)
-    out = rewrite(Graph((x,), TSplit()(x).results), swap)
-    assert out.outputs == (neg(x), neg(x))
+    rewritten = rewrite(Graph((x,), TSplit()(x).results), swap)
+    assert rewritten.outputs == (neg(x), neg(x))
 
 
 def test_fuel_stops_and_counts_over_several_rewrites(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,9 @@ def test_errors_name_the_rule() -> None:
     grow = Rule("grow", TNeg, lambda n: neg(TAdd()(n.inputs[0], n.inputs[0])))
     with pytest.raises(VerifyError, match=r"rule grow does not come to an end"):
         rewrite(Graph((X,), (neg(X),)), rules(grow))
-    lie = Rule("lie", TNeg, lambda n: arg("other", 9))
+    bad_rule = Rule("lie", TNeg, lambda n: arg("other", 9))
     with pytest.raises(VerifyError, match=r"rule lie on .*: expected \(f32\[4\],\), got \(f32\[9\],\)"):
-        rewrite(Graph((X,), (neg(X),)), rules(lie))
+        rewrite(Graph((X,), (neg(X),)), rules(bad_rule))
 
 
 def test_deep_graphs_need_no_stack() -> None:
@@ -105,12 +105,12 @@ def test_deep_graphs_need_no_stack() -> None:
     for _ in range(20_001):
         chain = neg(TAdd()(chain, Y))
     fold = rules(Rule("drop", TAdd, lambda n: n.inputs[0]))
-    out = rewrite(Graph((X, Y), (chain,)), fold + DOUBLE)
-    assert out.outputs[0] is neg(X)
+    rewritten = rewrite(Graph((X, Y), (chain,)), fold + DOUBLE)
+    assert rewritten.outputs[0] is neg(X)
 
 
 def test_projections_follow_their_source() -> None:
     a, b = TSplit()(neg(neg(X))).results
-    out = rewrite(Graph((X,), (TAdd()(a, b),)), DOUBLE)
-    assert out.outputs[0] is TAdd()(*TSplit()(X).results)
-    assert isinstance(out.outputs[0].inputs[0].op, Project)
+    rewritten = rewrite(Graph((X,), (TAdd()(a, b),)), DOUBLE)
+    assert rewritten.outputs[0] is TAdd()(*TSplit()(X).results)
+    assert isinstance(rewritten.outputs[0].inputs[0].op, Project)

@@ -57,9 +57,9 @@ def test_golden_and_round_trip() -> None:
     g = sample()
     text = show(g, locations=True)
     assert text == GOLDEN
-    again = parse(text)
-    assert again == g
-    assert show(again, locations=True) == text
+    parsed = parse(text)
+    assert parsed == g
+    assert show(parsed, locations=True) == text
     assert parse(show(g)) == g
 
 
@@ -87,8 +87,8 @@ def special(name: str) -> np.ndarray:
 def test_constants_keep_every_bit(name: str) -> None:
     for value in (special(name), special(name)[:1].reshape(()), special(name)[:0], np.repeat(special(name)[:1], 99)):
         g = Graph((), (const(value),))
-        again = parse(show(g))
-        assert again == g, show(g)
+        parsed = parse(show(g))
+        assert parsed == g, show(g)
     bits = DTYPES[name].bits
     if DTYPES[name].is_float and bits >= 16:
         raw = np.random.default_rng(0).integers(0, 1 << 62, 400, np.uint64).astype(f"u{bits // 8}")

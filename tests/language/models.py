@@ -78,11 +78,11 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 FAST = 3
 
 
-def model(module: str, name: str, given: dict[str, Any]) -> Any:
+def model(module: str, name: str, settings: dict[str, Any]) -> Any:
     torch = pytest.importorskip("torch")
-    made = getattr(modeling(module), name)
+    cls = getattr(modeling(module), name)
     torch.manual_seed(0)
-    net = made(made.config_class(**{**SIZES, **given})).eval()
+    net = cls(cls.config_class(**{**SIZES, **settings})).eval()
     with torch.no_grad():
         for p in net.parameters():  # norms and biases, too: those that start as 1 and 0 hide what is wrong
             p.add_(torch.randn_like(p) * 0.1)

@@ -84,24 +84,33 @@ def test_tokens_of_a_call_are_one_loop_of_a_graph(sampling: Sampling, monkeypatc
     model, driver = loaded(generate(language, form, 4, has_lengths=True), monkeypatch)
     native = compiled(generate(language, form, 4))
     ids = np.random.default_rng(0).integers(3, 96, 11).tolist()
-    got, want = (Session(program, CONTEXT).step(ids, 11, 4, sampling)[0] for program in (model, native))
+    sessions = Session(model, CONTEXT), Session(native, CONTEXT)
+    got, want = (s.step(ids, 11, 4, sampling)[0] for s in sessions)
     assert got == want
-    reads = [entry for entry in driver.log if entry[0] == "to_host"]
-    assert len(reads) == 5, "where the chunk begins and whether it fits, then three results"
+
+    def reads() -> int:
+        count = sum(entry[0] == "to_host" for entry in driver.log)
+        driver.log.clear()
+        return count
+
+    assert reads() == 11, "whether there is a chunk, twice, its sizes, twice, each with a flag; then three results"
+    got, want = (s.step([*ids, *got], 11, 3, sampling)[0] for s in sessions)
+    assert got == want
+    assert reads() == 5, "that there is no chunk; then three results"
 
 
 def test_a_step_of_many_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     language = Network(from_config(CONFIG), InBlocks(), CONTEXT)
     form = CacheForm.paged(language.architecture, SEQUENCES, CONTEXT, PAGES, bf16)
     model, driver = loaded(paged_step(language, form, SEQUENCES), monkeypatch)
-    found: list[list[list[int]]] = []
+    tokens: list[list[list[int]]] = []
     for program in (model, compiled(step(language, form))):
         s = Trial(program, 96, 0)
         a, b = s.rng.integers(3, 96, 22).tolist(), s.rng.integers(3, 96, 20).tolist()
         first = s.stepper.run([s.part(1, a[:9], 0, is_chunk=True), s.part(3, b[:17], 0, is_chunk=True)])
         driver.log.clear()
         second = s.stepper.run([s.part(1, a[:10], 9, is_chunk=False), s.part(3, b[:18], 17, is_chunk=False)])
-        found.append([x.tokens for x in (*first, *second)])
+        tokens.append([x.tokens for x in (*first, *second)])
         if program is model:
             assert sum(entry[0] == "to_host" for entry in driver.log) == 2
-    assert found[0] == found[1]
+    assert tokens[0] == tokens[1]

@@ -27,10 +27,10 @@ CASES: list[tuple[str, str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "given", "pooling"), CASES)
-def test_embeddings(module: str, name: str, given: dict[str, Any], pooling: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("module", "name", "settings", "pooling"), CASES)
+def test_embeddings(module: str, name: str, settings: dict[str, Any], pooling: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    net = model(module, name, given)
+    net = model(module, name, settings)
     language = network(net, tmp_path, 32)
     program = compiled(embed(language, 3, pooling))
     lengths, ids = [9, 1, 6], np.random.default_rng(0).integers(3, 61, (3, 9))

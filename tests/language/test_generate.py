@@ -23,7 +23,7 @@ class Session:
     """A program and what its sequences are so far."""
 
     def __init__(self, program: CompiledModel, prompt: np.ndarray) -> None:
-        self.program, self.prompt, self.written = program, prompt, 0
+        self.program, self.prompt, self.position = program, prompt, 0
         program.set_state({name: np.zeros_like(value) for name, value in program.state().items()})
 
     def read(self, end: int, count: int, how: Mapping[str, float] = GREEDY, stops: Sequence[int] = ()) -> np.ndarray:
@@ -31,11 +31,11 @@ class Session:
         settings = {name: value for name, (_, value) in SETTINGS.items()} | dict(how)
         values = [np.array(settings[name], dtype.numpy) for name, (dtype, _) in SETTINGS.items()]
         ends = np.array([*stops, *[-1] * (STOPS - len(stops))])
-        ids, is_prompt = self.prompt[:, self.written : end], np.array(self.written + 1 < end)
-        tokens, turns, _ = self.program(ids, np.array([self.written]), is_prompt, np.array(count), ends, *values)
-        self.written, more = end, np.asarray(tokens)[:, : int(turns)]
-        self.prompt = np.concatenate([self.prompt, more], 1)
-        return more
+        ids, is_prompt = self.prompt[:, self.position : end], np.array(self.position + 1 < end)
+        tokens, counts, _ = self.program(ids, np.array([self.position]), is_prompt, np.array(count), ends, *values)
+        self.position, new_tokens = end, np.asarray(tokens)[:, : int(counts)]
+        self.prompt = np.concatenate([self.prompt, new_tokens], 1)
+        return new_tokens
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_rings_of_windows(tiny: tuple[Any, CompiledModel], tmp_path: Path) -> No
     for length in (9, 3):
         s = Session(program, prompt(length))
         s.read(length, 8)
-        s.written = length + 7  # the last token is in no cache yet; a ring is continued at its end alone
+        s.position = length + 7  # the last token is in no cache yet; a ring is continued at its end alone
         s.read(length + 8, 5)
         assert s.prompt.tolist() == expected(tiny[0], prompt(length), 13).tolist()
 
@@ -86,9 +86,9 @@ HOW = {"temperature": 0.9, "top_k": 30, "seed": 5, "repetition_penalty": 1.3, "f
 
 @pytest.mark.parametrize("how", [HOW, {"temperature": 1.0, "seed": 6}], ids=["penalties", "plain"])
 def test_calls_of_any_length_draw_the_same(tiny: tuple[Any, CompiledModel], how: dict[str, float]) -> None:
-    whole, cut = Session(tiny[1], prompt(6)), list[list[int]]()
-    whole.read(6, 8, how)
-    whole.read(14, 4, how)
+    session, cut = Session(tiny[1], prompt(6)), list[list[int]]()
+    session.read(6, 8, how)
+    session.read(14, 4, how)
     for chunks in ([(6, 1)], [(2, 0), (6, 3)]):
         s = Session(tiny[1], prompt(6))
         for end, count in chunks:
@@ -96,7 +96,7 @@ def test_calls_of_any_length_draw_the_same(tiny: tuple[Any, CompiledModel], how:
         while s.prompt.shape[1] < 18:
             s.read(s.prompt.shape[1], min(2, 18 - s.prompt.shape[1]), how)
         cut.append(s.prompt.tolist())
-    assert cut == [whole.prompt.tolist()] * 2
+    assert cut == [session.prompt.tolist()] * 2
 
 
 @pytest.mark.slow
@@ -110,9 +110,9 @@ def test_threads_draw_the_same(tiny: tuple[Any, CompiledModel], tmp_path: Path) 
 def test_stops_end_the_loop_where_all_sequences_came_to_one(tiny: tuple[Any, CompiledModel]) -> None:
     free = Session(tiny[1], prompt(9)).read(9, 8)
     ends = [int(free[0, 2]), int(free[1, 4])]
-    turns = max(next(i for i, token in enumerate(row) if token in ends) for row in free) + 1
-    assert turns < 8
-    assert Session(tiny[1], prompt(9)).read(9, 8, stops=ends).tolist() == free[:, :turns].tolist()
+    step_count = max(next(i for i, token in enumerate(row) if token in ends) for row in free) + 1
+    assert step_count < 8
+    assert Session(tiny[1], prompt(9)).read(9, 8, stops=ends).tolist() == free[:, :step_count].tolist()
 
 
 def test_bias_forbids(tiny: tuple[Any, CompiledModel]) -> None:

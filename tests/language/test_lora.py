@@ -109,9 +109,9 @@ def test_folders_of_peft_on_a_gguf_file(tmp_path: Path, family: str, has_head: b
     for part in PARTS[family]:
         outputs = 16 if part.endswith(("k_proj", "v_proj")) else 32
         name, a, b = f"{head}.1.{part}", RNG.normal(size=(4, 48)), RNG.normal(size=(outputs, 4))
-        own = name if has_head else name.partition(".")[2]
-        parts[f"base_model.model.{own}.lora_A.weight"] = a.astype(np.float32)
-        parts[f"base_model.model.{own}.lora_B.weight"] = b.astype(np.float32)
+        stem = name if has_head else name.partition(".")[2]
+        parts[f"base_model.model.{stem}.lora_A.weight"] = a.astype(np.float32)
+        parts[f"base_model.model.{stem}.lora_B.weight"] = b.astype(np.float32)
         delta = (b @ a).T if family == "gpt2" else b @ a
         arrays[f"{name}.weight"] = RNG.normal(size=delta.shape).astype(np.float32)
         changed[f"{name}.weight"] = arrays[f"{name}.weight"] + 2 * delta
@@ -225,9 +225,9 @@ def test_beside_peft(tmp_path: Path, case: str, form: str) -> None:
     weights, _ = merged(base, architecture, [changes])
     count = 0
     for name, array in expected.items():
-        own = value(weights, name)
-        assert np.allclose(own, array, rtol=1e-5, atol=1e-5), name
-        count += not np.array_equal(own, value(base, name))
+        merged_value = value(weights, name)
+        assert np.allclose(merged_value, array, rtol=1e-5, atol=1e-5), name
+        count += not np.array_equal(merged_value, value(base, name))
     assert count >= len(changes) - 1 > 0
 
 
@@ -237,13 +237,13 @@ def test_a_table_that_is_also_the_output(tmp_path: Path, changed: str) -> None:
     config = {"model_type": "llama", **SIZES, "tie_word_embeddings": True}
     table = RNG.normal(size=(61, 32)).astype(np.float32)
     names = ("model.embed_tokens", "lm_head")
-    own = f"base_model.model.{names[changed == 'lm_head']}"
+    prefix = f"base_model.model.{names[changed == 'lm_head']}"
     suffixes = ("lora_A.weight", "lora_B.weight") if changed == "lm_head" else ("lora_embedding_A", "lora_embedding_B")
     a, b = (
         RNG.normal(size=shape).astype(np.float32)
         for shape in (((4, 32), (61, 4)) if changed == "lm_head" else ((4, 61), (32, 4)))
     )
-    folder = peft(tmp_path / "lora", {}, **{f"{own}.{suffixes[0]}": a, f"{own}.{suffixes[1]}": b})
+    folder = peft(tmp_path / "lora", {}, **{f"{prefix}.{suffixes[0]}": a, f"{prefix}.{suffixes[1]}": b})
     base = ArrayWeights({"model.embed_tokens.weight": table})
     weights, architecture = merged(base, from_config(config), [read_adapter(folder)])
     delta = 2 * (b @ a) if changed == "lm_head" else 2 * (b @ a).T

@@ -49,34 +49,34 @@ def metadata(family: str, architecture: Architecture) -> dict[str, Any]:
 
 def renamed(weights: dict[str, np.ndarray], old: Architecture, new: Architecture) -> dict[str, np.ndarray]:
     """By their roles; experts as one tensor."""
-    table, out = dict(new.names), dict[str, np.ndarray]()
+    table, arrays = dict(new.names), dict[str, np.ndarray]()
     for role, name in old.names:
         target = table.get(role, "")
         for i in range(len(old.layers)):
             experts = [name.format(i, e) for e in range(99) if name.count("{}") == 2 and name.format(i, e) in weights]
             if experts:
-                out[table[role.replace("expert_", "experts_")].format(i)] = np.stack([weights[e] for e in experts])
+                arrays[table[role.replace("expert_", "experts_")].format(i)] = np.stack([weights[e] for e in experts])
                 continue
-            own = name.format(i, 0)
+            tensor_name = name.format(i, 0)
             for suffix in ("weight", "bias"):
-                if (key := own.removesuffix("weight") + suffix) in weights:
-                    out[target.format(i).removesuffix("weight") + suffix] = weights[key]
-    return out
+                if (key := tensor_name.removesuffix("weight") + suffix) in weights:
+                    arrays[target.format(i).removesuffix("weight") + suffix] = weights[key]
+    return arrays
 
 
 def stored(weights: dict[str, np.ndarray], old: Architecture, new: Architecture) -> dict[str, np.ndarray]:
     """As the converter stores them."""
-    out = renamed(weights, old, new)
-    for name, value in out.items():
+    arrays = renamed(weights, old, new)
+    for name, value in arrays.items():
         if old.norm.offset and "norm" in name:
-            out[name] = value + 1
+            arrays[name] = value + 1
         elif old.transposed and value.ndim == 2 and "embd" not in name:
-            out[name] = value.T
+            arrays[name] = value.T
         elif new.family == "llama" and ("attn_q." in name or "attn_k." in name):
             # halves become pairs side by side
             heads = value.reshape(-1, 2, new.head_width // 2, *value.shape[1:])
-            out[name] = heads.swapaxes(1, 2).reshape(value.shape)
-    return out
+            arrays[name] = heads.swapaxes(1, 2).reshape(value.shape)
+    return arrays
 
 
 @pytest.mark.parametrize("family", CASES)
@@ -90,8 +90,8 @@ def test_logits(family: str, tmp_path: Path) -> None:
     tensors = stored(weights, old, new)
     rope = old.layers[0].rope
     if rope and rope.scaling == "llama3":
-        own, stretched = rope.base ** (-np.arange(0, rope.width, 2) / rope.width), rope.frequencies(32)
-        tensors["rope_freqs.weight"] = (own / stretched).astype(np.float32)
+        frequencies, stretched = rope.base ** (-np.arange(0, rope.width, 2) / rope.width), rope.frequencies(32)
+        tensors["rope_freqs.weight"] = (frequencies / stretched).astype(np.float32)
     if rope and rope.scaling == "longrope":
         for which in ("short", "long"):
             tensors[f"rope_factors_{which}.weight"] = np.asarray(getattr(rope, which), np.float32)

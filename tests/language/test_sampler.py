@@ -37,9 +37,9 @@ def sampler(rows: int) -> Callable[..., np.ndarray]:
 def probabilities(logits: np.ndarray, bias: Any = 0, prompt: Any = 0, generated: Any = 0, **how: float) -> np.ndarray:
     s = OFF | how
     x = logits.astype(np.float64) + bias
-    seen = np.broadcast_to(np.asarray(prompt) + generated, x.shape) > 0
+    is_repeated = np.broadcast_to(np.asarray(prompt) + generated, x.shape) > 0
     r = s["repetition_penalty"]
-    x = np.where(seen, np.where(x > 0, x / r, x * r), x)
+    x = np.where(is_repeated, np.where(x > 0, x / r, x * r), x)
     x = x - s["frequency_penalty"] * np.asarray(generated) - s["presence_penalty"] * (np.asarray(generated) > 0)
     x = x / s["temperature"]
     order = np.argsort(-x, kind="stable")
@@ -48,10 +48,10 @@ def probabilities(logits: np.ndarray, bias: Any = 0, prompt: Any = 0, generated:
         p[order[int(s["top_k"]) :]] = 0
     p /= p.sum()
     before = np.cumsum(p[order]) - p[order]
-    kept = np.zeros(len(p), bool)
-    kept[order] = before < s["top_p"]
-    kept[order[0]] = True
-    p = np.where(kept & (p >= s["min_p"] * p.max()), p, 0)
+    is_allowed = np.zeros(len(p), bool)
+    is_allowed[order] = before < s["top_p"]
+    is_allowed[order[0]] = True
+    p = np.where(is_allowed & (p >= s["min_p"] * p.max()), p, 0)
     return p / p.sum()
 
 

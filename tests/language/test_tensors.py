@@ -41,11 +41,11 @@ def weights(path: Path, *formats: str, has_bias: bool = False) -> GGUFWeights:
 
 def agrees(weights: Weights, products: int) -> None:
     x = Input("x", TensorType(f32, (3, COLUMNS)))()
-    joined = Graph((x,), tuple(Tensors(RECORD, weights).linears(x, ROLES, 0)))
-    apart = Graph((x,), tuple(Tensors(RECORD, weights).linear(x, role, 0) for role in ROLES))
-    assert sum(isinstance(n.op, ops.DotGeneral) for n in joined.nodes()) == products
+    fused = Graph((x,), tuple(Tensors(RECORD, weights).linears(x, ROLES, 0)))
+    separate = Graph((x,), tuple(Tensors(RECORD, weights).linear(x, role, 0) for role in ROLES))
+    assert sum(isinstance(n.op, ops.DotGeneral) for n in fused.nodes()) == products
     value = RNG.normal(size=(3, COLUMNS)).astype(np.float32)
-    for got, want in zip(interpret(joined, [value]), interpret(apart, [value]), strict=True):
+    for got, want in zip(interpret(fused, [value]), interpret(separate, [value]), strict=True):
         assert np.allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 
@@ -61,14 +61,14 @@ def test_levels_in_one_form_are_one_product(
 
 
 def test_what_an_adapter_changes_is_apart(tmp_path: Path) -> None:
-    own = LowRank(RNG.normal(size=(2, COLUMNS)), RNG.normal(size=(16, 2)), 0.5)
-    agrees(MergedWeights(weights(tmp_path / "w.gguf", *("Q4_0",) * 3), {"blk.0.attn_k.weight": [own]}), 2)
+    adapter = LowRank(RNG.normal(size=(2, COLUMNS)), RNG.normal(size=(16, 2)), 0.5)
+    agrees(MergedWeights(weights(tmp_path / "w.gguf", *("Q4_0",) * 3), {"blk.0.attn_k.weight": [adapter]}), 2)
 
 
 @pytest.mark.parametrize("format", ["Q4_0", "Q6_K"])
 def test_rows_of_joined_levels(tmp_path: Path, format: str) -> None:
-    own = weights(tmp_path / "w.gguf", *(format,) * 3)
-    for node in concatenated([own.matrix(f"blk.0.attn_{name}.weight") for name in "qkv"]).inputs[0].inputs:
+    loaded = weights(tmp_path / "w.gguf", *(format,) * 3)
+    for node in concatenated([loaded.matrix(f"blk.0.attn_{name}.weight") for name in "qkv"]).inputs[0].inputs:
         array = node.constant
         assert array is not None and array.shape[0] == 88
         for start, stop in ((0, 88), (0, 1), (47, 49), (50, 80), (87, 88)):

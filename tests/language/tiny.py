@@ -76,17 +76,17 @@ def write(
     }  # fmt: skip
     ids = {"bos_token_id": 256, "eos_token_id": 257, "eot_token_id": 259}
     kinds = [1] * 256 + [3] * len(SPECIAL)
-    own = "tokenizer.ggml."
+    prefix = "tokenizer.ggml."
     keys = [
         key("general.architecture", STRING, text("llama")),
         key("llama.attention.layer_norm_rms_epsilon", F32, scalar(F32, 1e-5)),
         *(key(f"llama.{name}", U32, scalar(U32, value)) for name, value in numbers.items()),
-        *(key(f"{own}{name}", U32, scalar(U32, value)) for name, value in ids.items()),
-        key(f"{own}model", STRING, text("gpt2")),
-        key(f"{own}pre", STRING, text("gpt-2")),
-        key(f"{own}tokens", ARRAY, array(STRING, [text(token) for token in tokens])),
-        key(f"{own}merges", ARRAY, array(STRING, [])),
-        key(f"{own}token_type", ARRAY, array(I32, [scalar(I32, kind) for kind in kinds])),
+        *(key(f"{prefix}{name}", U32, scalar(U32, value)) for name, value in ids.items()),
+        key(f"{prefix}model", STRING, text("gpt2")),
+        key(f"{prefix}pre", STRING, text("gpt-2")),
+        key(f"{prefix}tokens", ARRAY, array(STRING, [text(token) for token in tokens])),
+        key(f"{prefix}merges", ARRAY, array(STRING, [])),
+        key(f"{prefix}token_type", ARRAY, array(I32, [scalar(I32, kind) for kind in kinds])),
     ]
     if template is not None:
         keys.append(key("tokenizer.chat_template", STRING, text(template)))

@@ -75,10 +75,10 @@ class DenseLayer(nn.Module):
 
 def densenet() -> nn.Module:
     block = nn.Sequential(*(DenseLayer(16 + 8 * i, 8) for i in range(4)))
-    down = nn.Sequential(nn.BatchNorm2d(48), nn.ReLU(), nn.Conv2d(48, 24, 1, bias=False), nn.AvgPool2d(2))
-    more = nn.Sequential(*(DenseLayer(24 + 8 * i, 8) for i in range(3)))
+    downsample = nn.Sequential(nn.BatchNorm2d(48), nn.ReLU(), nn.Conv2d(48, 24, 1, bias=False), nn.AvgPool2d(2))
+    layers = nn.Sequential(*(DenseLayer(24 + 8 * i, 8) for i in range(3)))
     head = nn.Sequential(nn.BatchNorm2d(48), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
-    return nn.Sequential(conv_bn(3, 16, 3, 2), nn.ReLU(), block, down, more, head)
+    return nn.Sequential(conv_bn(3, 16, 3, 2), nn.ReLU(), block, downsample, layers, head)
 
 
 class ConvNextBlock(nn.Module):
@@ -101,9 +101,9 @@ class ChannelNorm(nn.LayerNorm):
 
 def convnext() -> nn.Module:
     stem = nn.Sequential(nn.Conv2d(3, 16, 4, 4), ChannelNorm(16))
-    down = nn.Sequential(ChannelNorm(16), nn.Conv2d(16, 24, 2, 2))
+    downsample = nn.Sequential(ChannelNorm(16), nn.Conv2d(16, 24, 2, 2))
     head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.LayerNorm(24), nn.Linear(24, 10))
-    return nn.Sequential(stem, ConvNextBlock(16), down, ConvNextBlock(24), head)
+    return nn.Sequential(stem, ConvNextBlock(16), downsample, ConvNextBlock(24), head)
 
 
 class UNet(nn.Module):
@@ -342,7 +342,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def make(name: str) -> nn.Module:
+def build_net(name: str) -> nn.Module:
     """A seeded network in eval mode whose norms are far from the identity, so that a wrong fold shows."""
     torch.manual_seed(0)
     net = FAMILIES[name].build().eval()

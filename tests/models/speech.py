@@ -110,13 +110,13 @@ class WN(nn.Module):
         self.r = nn.ModuleList(nn.Conv1d(c, 2 * c, 1) for _ in range(layers))
 
     def forward(self, x, m):
-        out = torch.zeros_like(x)
+        result = torch.zeros_like(x)
         for i, r in zip(self.i, self.r, strict=False):
             a = i(x)
             y = r(torch.tanh(a[:, : self.c]) * torch.sigmoid(a[:, self.c :]))
             x = (x + y[:, : self.c]) * m
-            out = out + y[:, self.c :]
-        return out * m
+            result = result + y[:, self.c :]
+        return result * m
 
 
 class Coupling(nn.Module):
@@ -149,8 +149,8 @@ class HiFiGAN(nn.Module):
 
     def forward(self, x):
         x = self.pre(x)
-        for up, res in zip(self.ups, self.res, strict=False):
-            x = up(F.leaky_relu(x, 0.1))
+        for upsample, res in zip(self.ups, self.res, strict=False):
+            x = upsample(F.leaky_relu(x, 0.1))
             x = torch.stack([x + r(F.leaky_relu(x, 0.1)) for r in res]).mean(0)
         return torch.tanh(self.post(F.leaky_relu(x)))
 
@@ -327,14 +327,14 @@ class STFT(nn.Module):
 class Kokoro(nn.Module):
     """input_ids [1,t], style [1,2*s], speed [1]: waveform [n], durations [t]"""
 
-    def __init__(self, c=16, vocab=20, s=8, most=10):
+    def __init__(self, c=16, vocab=20, s=8, max_duration=10):
         super().__init__()
         self.s, self.c = s, c
         self.bq, self.bk, self.bv, self.bo, self.bn = *(nn.Linear(c, c) for _ in range(4)), nn.LayerNorm(c)
         self.emb = nn.Embedding(vocab, c)
         self.enc = nn.LSTM(c + s, c // 2, batch_first=True, bidirectional=True)
         self.lstm = nn.LSTM(c + s, c // 2, batch_first=True, bidirectional=True)
-        self.dur = nn.Linear(c, most)
+        self.dur = nn.Linear(c, max_duration)
         self.shared = nn.LSTM(c + s, c // 2, batch_first=True, bidirectional=True)
         self.f0, self.f0up, self.f0p = (
             Snake(s, c),

@@ -19,20 +19,20 @@ from ingot.frontends.torch import export_module  # noqa: E402
 from ingot.runtime.cpu import device  # noqa: E402
 from ingot.support.errors import ArtifactError, InputError  # noqa: E402
 from ingot.support.native import host  # noqa: E402
-from tests.models.nets import FAMILIES, make  # noqa: E402
+from tests.models.nets import FAMILIES, build_net  # noqa: E402
 
 # of the largest output: the roundoff of the type, times what some ten layers make of it
 BOUND = {"bfloat16": 2e-2, "float16": 2e-3}
 
 
-def _off(got: object, want: object) -> float:
+def _relative_error(got: object, want: object) -> float:
     got, want = torch.as_tensor(got).double(), torch.as_tensor(want).double()  # type: ignore[assignment]
     return float((got - want).abs().max() / want.abs().max())  # type: ignore[attr-defined, operator]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_stored_narrow(name: str) -> None:
-    family, net = FAMILIES[name], make(name)
+    family, net = FAMILIES[name], build_net(name)
     exported = export_module(net, family.inputs(2, family.lengths[0]), family.axes)
     for precision, bound in BOUND.items():
         model = ingot.compile(exported, precision=precision, cache=False, threads=2)
@@ -43,7 +43,7 @@ def test_stored_narrow(name: str) -> None:
                 want = net(*inputs)
             got = model(*inputs)
             assert got.dtype == torch.float32
-            assert _off(got, want) < bound, f"{name} in {precision}"
+            assert _relative_error(got, want) < bound, f"{name} in {precision}"
 
 
 def _cast(values: tuple, dtype: object) -> tuple:
@@ -56,20 +56,20 @@ def _cast(values: tuple, dtype: object) -> tuple:
 def test_models_of_16_bits_from_pytorch(name: str, dtype: str) -> None:
     """As near to the exact results as PyTorch's own, or nearer: sums are f32, norms and softmax as well."""
     family = FAMILIES[name]
-    net = make(name).to(getattr(torch, dtype))
+    net = build_net(name).to(getattr(torch, dtype))
     inputs = _cast(family.inputs(2, family.lengths[0]), getattr(torch, dtype))
     with torch.no_grad():
         theirs = net(*inputs)
         exact = copy.deepcopy(net).double()(*_cast(inputs, torch.float64))
     got = ingot.compile(net, inputs, cache=False, threads=2)(*inputs)
     assert got.dtype == theirs.dtype and got.shape == theirs.shape
-    assert _off(got, exact) <= 1.5 * _off(theirs, exact) + BOUND[dtype] / 2, name
+    assert _relative_error(got, exact) <= 1.5 * _relative_error(theirs, exact) + BOUND[dtype] / 2, name
 
 
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "lstm", "bert", "vit"])
 def test_models_of_16_bits_from_onnx(name: str) -> None:
     family = FAMILIES[name]
-    net = make(name).half()
+    net = build_net(name).half()
     inputs = _cast(family.inputs(2, family.lengths[0]), torch.float16)
     file = io.BytesIO()
     with warnings.catch_warnings():
@@ -82,7 +82,7 @@ def test_models_of_16_bits_from_onnx(name: str) -> None:
         theirs = net(*inputs)
         exact = copy.deepcopy(net).double()(*_cast(inputs, torch.float64))
     assert np.asarray(got).dtype == np.float16
-    assert _off(got, exact) <= 1.5 * _off(theirs, exact) + BOUND["float16"] / 2
+    assert _relative_error(got, exact) <= 1.5 * _relative_error(theirs, exact) + BOUND["float16"] / 2
 
 
 @pytest.mark.skipif("avx512bf16" not in host(), reason="this machine's code has no dot instructions")

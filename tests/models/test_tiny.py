@@ -14,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 
 import ingot  # noqa: E402
 from tests.conformance.c import needs_gcc, run_program  # noqa: E402
-from tests.models.nets import FAMILIES, make  # noqa: E402
+from tests.models.nets import FAMILIES, build_net  # noqa: E402
 
 TOLERANCE = 1e-5
 
@@ -33,7 +33,7 @@ def _check(name: str, run: object, net: object) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_from_pytorch(name: str) -> None:
-    family, net = FAMILIES[name], make(name)
+    family, net = FAMILIES[name], build_net(name)
     example = family.inputs(2, family.lengths[0])
     model = ingot.compile(net, example, dynamic=family.axes, cache=False, threads=2)
     _check(name, model, net)
@@ -41,7 +41,7 @@ def test_from_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_from_onnx(name: str) -> None:
-    family, net = FAMILIES[name], make(name)
+    family, net = FAMILIES[name], build_net(name)
     names = [f"x{i}" for i in range(len(family.axes))]
     file = io.BytesIO()
     with warnings.catch_warnings():
@@ -63,7 +63,7 @@ def test_from_onnx(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_as_c(name: str, tmp_path: Path) -> None:
-    family, net = FAMILIES[name], make(name)
+    family, net = FAMILIES[name], build_net(name)
     inputs = family.inputs(1, family.lengths[0])
     model = ingot.compile(net, inputs, target="c", cache=False)
     (got,) = run_program(model.program, [x.numpy() for x in inputs], tmp_path)

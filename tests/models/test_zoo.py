@@ -41,8 +41,8 @@ def _check(model: zoo.Model, run: Callable[..., object], lengths: tuple[int, int
         with torch.no_grad():
             want = model.to_torch()(*inputs)
         got = run(*inputs)
-        wants, gots = (want, got) if isinstance(want, tuple) else ((want,), (got,))
-        for w, g in zip(wants, gots, strict=True):  # type: ignore[arg-type]
+        expected, gots = (want, got) if isinstance(want, tuple) else ((want,), (got,))
+        for w, g in zip(expected, gots, strict=True):  # type: ignore[arg-type]
             g = torch.as_tensor(g)
             assert g.shape == w.shape and g.dtype == w.dtype
             error = float((g - w).abs().max() / w.abs().max())

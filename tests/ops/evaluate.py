@@ -67,14 +67,14 @@ def evaluate(expr: k.Expr, env: Mapping[str, np.ndarray], tables: bool = True) -
 
 def count(expr: k.Expr) -> int:
     """Operations in `expr`: distinct nodes other than literals and variables."""
-    seen: dict[int, k.Expr] = {}
+    visited: dict[int, k.Expr] = {}
     stack = expanded([expr])
     while stack:
         e = stack.pop()
-        if id(e) not in seen:
-            seen[id(e)] = e
+        if id(e) not in visited:
+            visited[id(e)] = e
             stack += _operands(e)
-    return sum(not isinstance(e, k.Lit | k.Var) for e in seen.values())
+    return sum(not isinstance(e, k.Lit | k.Var) for e in visited.values())
 
 
 def _operands(e: k.Expr) -> list[k.Expr]:
@@ -154,8 +154,8 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     t = s - p
     s_low = (p - (s - t)) + (c - t)
     low = p_low + s_low
-    out = np.where(low == 0, s, s + low)  # adding 0 would lose the sign of -0.0
-    return np.asarray(np.where(np.isfinite(out), out, a * b + c))
+    result = np.where(low == 0, s, s + low)  # adding 0 would lose the sign of -0.0
+    return np.asarray(np.where(np.isfinite(result), result, a * b + c))
 
 
 def _two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -208,11 +208,11 @@ def test_graph_without_draws_is_unchanged() -> None:
 def test_loop_iterations_draw_different_numbers() -> None:
     step, rows = Input("turn", TensorType(i64))(), Input("rows", TensorType(f32, (5, 4)))()
     fresh = ops.expand_dims(sampling.uniform(ops.RandomKey(0)(), (4,)), 0)
-    written = ops.DynamicUpdateSlice()(rows, fresh, step, const(0))
+    updated = ops.DynamicUpdateSlice()(rows, fresh, step, const(0))
     cond = Graph((step, rows), (ops.compare("LT", step, 5),))
-    body = Graph((step, rows), (ops.add(step, 1), written))
-    out = ops.While(cond, body)(const(0), const(np.zeros((5, 4), np.float32))).results[1]
-    graph = ops.with_random_state(Graph((), (out,)), "random numbers")
+    body = Graph((step, rows), (ops.add(step, 1), updated))
+    last = ops.While(cond, body)(const(0), const(np.zeros((5, 4), np.float32))).results[1]
+    graph = ops.with_random_state(Graph((), (last,)), "random numbers")
     verify(graph)
     x = interpret(graph, (np.asarray([0, 0]),))[1]
     assert len(np.unique(x)) == x.size

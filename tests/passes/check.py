@@ -27,14 +27,14 @@ def graph(*outputs: Node) -> Graph:
 
 
 def random_inputs(g: Graph, sizes: dict[str, int]) -> list[np.ndarray]:
-    out: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     for n in g.inputs:
         assert isinstance(n.op, Input)
         shape = tuple(int(substitute(d, sizes)) for d in n.shape)  # type: ignore[arg-type]
         r = np.random.default_rng(zlib.crc32(n.op.label.encode()))
         values = r.standard_normal(shape) if n.dtype.is_float else r.integers(0, 5, shape)
-        out.append(np.asarray(values).astype(n.dtype.numpy))
-    return out
+        arrays.append(np.asarray(values).astype(n.dtype.numpy))
+    return arrays
 
 
 def same_values(before: Graph, after: Graph, tolerance: float = 0, **sizes: int) -> None:

@@ -24,8 +24,8 @@ def weight(*shape: int) -> Node:
 
 def conv(x: Node, w: Node, layouts: str = "NCHW OIHW NCHW", padding: int = 0) -> Node:
     pads = ((padding, padding),) * 2
-    lhs, rhs, out = layouts.split()
-    return ops.Convolution((1, 1), pads, (1, 1), (1, 1), lhs, rhs, out)(x, w)
+    lhs, rhs, result_layout = layouts.split()
+    return ops.Convolution((1, 1), pads, (1, 1), (1, 1), lhs, rhs, result_layout)(x, w)
 
 
 # --- layout

@@ -128,8 +128,8 @@ def test_a_program_for_another_machine_is_saved_and_looked_at(tmp_path: Path) ->
     onnx = pytest.importorskip("onnx")
     model = onnx.parser.parse_model(EXP)
     onnx.save(model, tmp_path / "m.onnx")
-    made, result = (ingot.compile(tmp_path / "m.onnx", target=FOREIGN) for _ in range(2))  # the second in the cache
-    for compiled in (made, result):
+    first, result = (ingot.compile(tmp_path / "m.onnx", target=FOREIGN) for _ in range(2))  # the second in the cache
+    for compiled in (first, result):
         with pytest.raises(ArtifactError, match="compiled for another machine"):
             compiled(np.zeros(4, np.float32))
         assert "1 kernels" in compiled.plan() and "exp" in compiled.dump("model")
@@ -146,6 +146,6 @@ def test_targets_that_run_say_what_fusion_weighs() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_targets_have_all_that_is_asked_of_them(name: str) -> None:
     """What a machine without a device of the target asks, too."""
-    asked = {*Target.__annotations__, *(n for n in vars(Target) if not n.startswith("_"))}
+    members = {*Target.__annotations__, *(n for n in vars(Target) if not n.startswith("_"))}
     target = target_of(features_of({"null": "null:cuda:sm_90a"}.get(name, name)))
-    assert {member for member in asked if not hasattr(target, member)} == set()
+    assert {member for member in members if not hasattr(target, member)} == set()

@@ -49,11 +49,13 @@ def test_what_is_written_is_read(tmp_path: Path):
 
 
 def test_your_entries_go_before_the_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    shipped, own = tmp_path / "shipped.jsonl", tmp_path / "own.jsonl"
+    shipped, database = tmp_path / "shipped.jsonl", tmp_path / "own.jsonl"
     monkeypatch.setattr(tuning, "SHIPPED", shipped)
-    monkeypatch.setenv("INGOT_TUNING", str(own))
+    monkeypatch.setenv("INGOT_TUNING", str(database))
     tuning.add(shipped, [entry("a"), entry("b")])
-    tuning.add(own, [entry("b", choice=TILE), entry("c", generation=GENERATION + 1), entry("d", machine="another")])
+    tuning.add(
+        database, [entry("b", choice=TILE), entry("c", generation=GENERATION + 1), entry("d", machine="another")]
+    )
     assert tuning.measured(ISA, 2) == {"a": Measured(FOUND, TILE), "b": Measured(TILE, TILE)}
     assert tuning.measured(ISA, 1) == {} and tuning.measured(replace(ISA, cpu="znver4"), 2) == {}
     monkeypatch.setenv("INGOT_TUNING", "0")
@@ -69,12 +71,12 @@ def test_the_shipped_file_is_whole():
 
 
 def test_programs_are_cached_by_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    own = tmp_path / "own.jsonl"
-    monkeypatch.setenv("INGOT_TUNING", str(own))
+    database = tmp_path / "own.jsonl"
+    monkeypatch.setenv("INGOT_TUNING", str(database))
     states = [tuning.digest()]
-    tuning.add(own, [entry()])
+    tuning.add(database, [entry()])
     states.append(tuning.digest())
-    tuning.add(own, [entry(choice=TILE)])
+    tuning.add(database, [entry(choice=TILE)])
     states.append(tuning.digest())
     monkeypatch.setenv("INGOT_TUNING", "0")
     states.append(tuning.digest())
@@ -160,17 +162,17 @@ def test_a_killed_writer_leaves_whole_entries(tmp_path: Path):
 
 
 def test_rewrites_are_kept_beside_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "own.jsonl"
-    monkeypatch.setenv("INGOT_TUNING", str(own))
+    database = tmp_path / "own.jsonl"
+    monkeypatch.setenv("INGOT_TUNING", str(database))
     rewrite = Rewrite("graph(...", "graph(...", False)
     faster = tuning.Rewritten(MACHINE, rewrite, 1e-6, 2e-6)
     slower = tuning.Rewritten(MACHINE, Rewrite("another", "graph(...", True), 3e-6, 2e-6)
     elsewhere = tuning.Rewritten("another", rewrite, 1e-6, 2e-6)
-    tuning.add(own, [entry(), faster, slower, elsewhere])
-    assert list(tuning.read(own).values()) == [entry(), faster, slower, elsewhere]
+    tuning.add(database, [entry(), faster, slower, elsewhere])
+    assert list(tuning.read(database).values()) == [entry(), faster, slower, elsewhere]
     assert tuning.rewrites(ISA, 2) == (rewrite,)
     assert set(tuning.measured(ISA, 2)) >= {entry().key}
-    tuning.add(own, [tuning.Rewritten(MACHINE, rewrite, 5e-6, 2e-6)])
+    tuning.add(database, [tuning.Rewritten(MACHINE, rewrite, 5e-6, 2e-6)])
     assert tuning.rewrites(ISA, 2) == ()
     monkeypatch.setenv("INGOT_TUNING", "0")
     assert tuning.rewrites(ISA, 2) == ()
@@ -181,8 +183,8 @@ def test_rewrites_are_kept_beside_choices(tmp_path: Path, monkeypatch: pytest.Mo
     [{"before": 1}, {"after": None}, {"proof": "trust me"}, {"proof": 1}, {"before": "x" * (1 << 15)}, {"us": -1}],
 )
 def test_malformed_rewrites_are_ignored(tmp_path: Path, change: dict[str, object]) -> None:
-    own = tmp_path / "own.jsonl"
-    tuning.add(own, [tuning.Rewritten(MACHINE, Rewrite("a", "b", True), 1e-6, 2e-6)])
-    head, line = own.read_text().splitlines()
-    own.write_text("\n".join([head, json.dumps(json.loads(line) | change)]) + "\n")
-    assert tuning.read(own) == {}
+    database = tmp_path / "own.jsonl"
+    tuning.add(database, [tuning.Rewritten(MACHINE, Rewrite("a", "b", True), 1e-6, 2e-6)])
+    head, line = database.read_text().splitlines()
+    database.write_text("\n".join([head, json.dumps(json.loads(line) | change)]) + "\n")
+    assert tuning.read(database) == {}

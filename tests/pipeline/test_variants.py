@@ -30,12 +30,14 @@ class Compiler:
 
     def submit(self, source: Source, capability: int) -> Future[bytes]:
         self.sources.append(source)
-        made: Future[bytes] = Future()
+        future: Future[bytes] = Future()
         if source.name == "product" and sum(s.name == "product" for s in self.sources) <= self.refused:
-            made.set_exception(CompileError("kernel product: it hung"))
+            future.set_exception(CompileError("kernel product: it hung"))
         else:
-            made.set_result(KernelCode(source.name, source.text.encode(), 128, 0, len(source.parameters), ()).record())
-        return made
+            future.set_result(
+                KernelCode(source.name, source.text.encode(), 128, 0, len(source.parameters), ()).record()
+            )
+        return future
 
 
 def _compiled_by(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +80,9 @@ def test_kernels_are_shared_by_models(monkeypatch: pytest.MonkeyPatch, tmp_path:
     _compiled_by(compiler, monkeypatch)
     with sharing(DiskCache(tmp_path)):
         one = build_program(graph(), features_of("cuda:sm_90a,sm_80"), 1)
-        made = len(compiler.sources)
+        source_count = len(compiler.sources)
         two = build_program(graph(), features_of("cuda:sm_90a,sm_80"), 1)
-    assert made == 4 == len(compiler.sources)  # two kernels of two architectures
+    assert source_count == 4 == len(compiler.sources)  # two kernels of two architectures
     assert one.code["cuda"] == two.code["cuda"]
 
 

@@ -48,8 +48,8 @@ def requantized(sums: Node, factor: float, zero: int = 0, low: int = -128) -> No
 
     wide = ops.Mul()(ops.Convert(i64)(sums), full(multiplier, np.int64))
     wide = ops.ShiftRightArithmetic()(ops.Add()(wide, full(1 << (shift - 1), np.int64)), full(shift, np.int64))
-    moved = ops.Add()(ops.Convert(i32)(wide), full(zero, np.int32))
-    return ops.Convert(i8)(ops.Clamp()(full(low, np.int32), moved, full(127, np.int32)))
+    shifted = ops.Add()(ops.Convert(i32)(wide), full(zero, np.int32))
+    return ops.Convert(i8)(ops.Clamp()(full(low, np.int32), shifted, full(127, np.int32)))
 
 
 def convolution(x: Node, w: np.ndarray, padding: int, groups: int = 1) -> Node:
@@ -91,12 +91,12 @@ def simulated(g: Graph, inputs: Sequence[np.ndarray], folder: Path, target: str)
     (net / "input.txt").write_text("\n".join(str(v) for x in inputs for v in x.ravel()) + "\n")
     command = ["verilator", "--binary", "--timing", "-Wall", "-Wno-DECLFILENAME", "-Wno-UNUSED", "-Wno-BLKSEQ"]
     command += ["--top-module", "net_tb", "net_tb.v", "net.v", "-o", "net", "-CFLAGS", "-O1"]
-    made = subprocess.run(command, cwd=net, capture_output=True, text=True, timeout=240, check=False)
-    assert made.returncode == 0, made.stderr[-3000:]
-    ran = subprocess.run(["obj_dir/net"], cwd=net, capture_output=True, text=True, timeout=240, check=True)
+    process = subprocess.run(command, cwd=net, capture_output=True, text=True, timeout=240, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    completed = subprocess.run(["obj_dir/net"], cwd=net, capture_output=True, text=True, timeout=240, check=True)
     promised = json.loads((net / "circuit.json").read_text())["cycles"]
-    taken = [int(line.split()[1]) for line in ran.stdout.splitlines() if line.startswith("cycles")]
-    assert taken == [promised] * len(inputs)
+    cycles = [int(line.split()[1]) for line in completed.stdout.splitlines() if line.startswith("cycles")]
+    assert cycles == [promised] * len(inputs)
     return np.loadtxt(net / "output.txt", dtype=np.int64).reshape(len(inputs), -1)
 
 

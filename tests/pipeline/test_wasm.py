@@ -88,10 +88,10 @@ def test_state_is_kept_from_call_to_call(tmp_path: Path) -> None:
 def test_wrong_inputs_are_named(tmp_path: Path, run: str, message: str) -> None:
     TARGET.export(_softmax(), tmp_path / "net")
     script = f'import {{ load }} from "{tmp_path}/net/index.js"; (await load()).run({run});'
-    ran = subprocess.run(
+    process = subprocess.run(
         [str(NODE), "--input-type=module", "-e", script], capture_output=True, text=True, timeout=60, check=False
     )
-    assert ran.returncode and message in ran.stderr, ran.stderr
+    assert process.returncode and message in process.stderr, process.stderr
 
 
 @needs_node
@@ -102,9 +102,9 @@ def test_weights_of_another_size_are_refused(tmp_path: Path, change: bytes) -> N
     weights.write_bytes(weights.read_bytes() + change if change else b"")
     script = f'import {{ load }} from "{tmp_path}/net/index.js"; await load();'
     command = [str(NODE), "--input-type=module", "-e", script]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     has_weights = bool(change) or _softmax().weights.nbytes
-    assert bool(ran.returncode) == bool(has_weights) and (not has_weights or "bytes expected" in ran.stderr)
+    assert bool(process.returncode) == bool(has_weights) and (not has_weights or "bytes expected" in process.stderr)
 
 
 def test_it_runs_elsewhere_only(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_other_positions_stay():
     a = group(ops.Exp(), x)
     p = Input("p0", a.type)()
     transposed = Group(Graph((p,), (ops.Neg()(ops.Transpose((1, 0))(p)),)), "pointwise")(a)
-    out = group(ops.Abs(), transposed)
-    places = assign(Graph((x,), (out,))).places
+    fused = group(ops.Abs(), transposed)
+    places = assign(Graph((x,), (fused,))).places
     assert places[transposed].owner is transposed
 
 
@@ -135,8 +135,8 @@ def test_updates_keep_the_order_of_what_they_update(target: str) -> None:
     k, m, v = (Input(name, TensorType(f32, (24, 8, 3, 2)))() for name in "kmv")
     gradient = ops.KernelGradient((3, 2), (1, 1), (1, 1))(x, g)
     moment, square = ops.add(ops.mul(m, 0.9), gradient), ops.add(ops.mul(v, 0.9), ops.mul(gradient, gradient))
-    moved = ops.sub(k, ops.mul(moment, square))
-    graph = Graph((x, g, k, m, v), (moved, moment, square, ops.reduce_sum(x)), state=("k", "m", "v"))
+    updated = ops.sub(k, ops.mul(moment, square))
+    graph = Graph((x, g, k, m, v), (updated, moment, square, ops.reduce_sum(x)), state=("k", "m", "v"))
     program = build_program(graph, features_of(target), 1)
     assert not any(s.copy_reason for s in program.state)
 
@@ -147,11 +147,11 @@ def test_circles_are_copied() -> None:
     assert sum(bool(s.copy_reason) for s in build_program(graph, features_of("null:native"), 1).state) == 1
     # what reads the old value needs the new one
     new = ops.Exp()(a)
-    late = ops.Mul()(ops.BroadcastInDim((6, 5), (0,))(ops.Reduce("sum", (1,))(new)), a)
-    assert "needs the new one" in lasting(a, new, late).state[0].copy_reason
+    later = ops.Mul()(ops.BroadcastInDim((6, 5), (0,))(ops.Reduce("sum", (1,))(new)), a)
+    assert "needs the new one" in lasting(a, new, later).state[0].copy_reason
 
 
-def counted(first: Node, at: Node, other: Node | None = None) -> Node:
+def update_loop(first: Node, at: Node, other: Node | None = None) -> Node:
     """x after three iterations of x = update(x, x[:2] + 1, at) from `first` on."""
     begin = (const(0), at, first, *([] if other is None else [other]))
     i, where, x, *rest = values = tuple(Input(f"v{n}", v.type)() for n, v in enumerate(begin))
@@ -167,7 +167,7 @@ def counted(first: Node, at: Node, other: Node | None = None) -> Node:
 def test_loops_begin_where_their_values_lie(target: str, has_reader: bool) -> None:
     """What reads the updated state comes before the loop, which then changes the same memory."""
     rest = (ops.Reduce("sum", (1,))(WRITTEN), ops.Reduce("sum", (0,))(S)) if has_reader else ()
-    graph = Graph((X, AT, S), (counted(WRITTEN, AT), *rest), state=("s",))
+    graph = Graph((X, AT, S), (update_loop(WRITTEN, AT), *rest), state=("s",))
     program = build_program(graph, features_of(f"null:{target}"), 1)
     assert program.state[0].copy_reason == ""
     (state,) = (b.id for b in program.buffers if b.kind == "input" and b.index == 2)
@@ -180,20 +180,20 @@ def test_loops_begin_where_their_values_lie(target: str, has_reader: bool) -> No
         got = model.run([x, np.asarray(3)])
         np.testing.assert_array_equal(model.state()["s"], new)
     else:
-        kept = [np.ones((6, 5), np.float32)]
-        got = run_planned(*planned(graph, target), [x, np.asarray(3)], kept)
-        np.testing.assert_array_equal(kept[0], new)
+        state_rows = [np.ones((6, 5), np.float32)]
+        got = run_planned(*planned(graph, target), [x, np.asarray(3)], state_rows)
+        np.testing.assert_array_equal(state_rows[0], new)
     for a, b in zip(got, others, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 def test_loops_copy_what_is_read_twice_or_later() -> None:
-    twice = counted(WRITTEN, AT, ops.Slice((0, 0), (2, 5), (1, 1))(WRITTEN))
-    late = ops.Mul()(counted(WRITTEN, AT), ops.Exp()(WRITTEN))
+    twice = update_loop(WRITTEN, AT, ops.Slice((0, 0), (2, 5), (1, 1))(WRITTEN))
+    later = ops.Mul()(update_loop(WRITTEN, AT), ops.Exp()(WRITTEN))
     x = np.arange(10, dtype=np.float32).reshape(2, 5) + 1
     for graph in (
         Graph((X, AT, S), (twice,), state=("s",)),
-        Graph((X, AT, S), (counted(WRITTEN, AT), late), state=("s",)),
+        Graph((X, AT, S), (update_loop(WRITTEN, AT), later), state=("s",)),
     ):
         model = CompiledModel(build_program(graph, features_of("native"), 1), threads=1)
         new, *others = interpret(graph, (x, np.asarray(3), np.zeros((6, 5), np.float32)))
@@ -238,11 +238,11 @@ class _Dag:
                 return ops.Reverse((0,))(a)
             case 7:
                 return ops.BroadcastInDim(self.shape, (0,))(ops.Reduce("max", (1,))(a))
-        turn, kept = Input("turn", TensorType(i64))(), row("kept", self.shape)
+        index, state = Input("turn", TensorType(i64))(), row("kept", self.shape)
         fresh = row("fresh", part.shape)
-        cond = Graph((turn, kept, fresh), (ops.compare("LT", turn, 3),))
-        written = ops.DynamicUpdateSlice()(kept, ops.mul(fresh, 0.5), turn, const(0))
-        body = Graph((turn, kept, fresh), (ops.add(turn, 1), written, fresh))
+        cond = Graph((index, state, fresh), (ops.compare("LT", index, 3),))
+        updated = ops.DynamicUpdateSlice()(state, ops.mul(fresh, 0.5), index, const(0))
+        body = Graph((index, state, fresh), (ops.add(index, 1), updated, fresh))
         return ops.While(cond, body)(const(0), a, part).results[1]
 
     def graph(self) -> Graph:
@@ -254,18 +254,18 @@ def check_steps(seed: int) -> int:
     """A random graph over several calls, in place and copied, beside the interpreter; how many values are in place."""
     dag = _Dag(seed)
     free = dag.graph()
-    kept = replace(free, state=tuple(f"state {i}" for i in range(len(dag.state))))
-    program = build_native(kept, 2)
+    with_state = replace(free, state=tuple(f"state {i}" for i in range(len(dag.state))))
+    program = build_native(with_state, 2)
     in_place, copied = CompiledModel(program, threads=2), CompiledModel(build_native(free, 2), threads=2)
     values = [dag.rng.standard_normal(dag.shape).astype(np.float32) for _ in dag.state]
-    in_place.set_state(dict(zip(kept.state, values, strict=True)))
+    in_place.set_state(dict(zip(with_state.state, values, strict=True)))
     expected = values
-    for turn in range(4):
-        x = dag.rng.standard_normal(dag.shape).astype(np.float32), np.asarray(turn * 2 - 1)
+    for step in range(4):
+        x = dag.rng.standard_normal(dag.shape).astype(np.float32), np.asarray(step * 2 - 1)
         results = in_place.run(x)
         *values, first, second = copied.run((*x, *values))
-        for got, same in zip((*in_place.state().values(), *results), (*values, first, second), strict=True):
-            np.testing.assert_array_equal(got, same)
+        for got, reference in zip((*in_place.state().values(), *results), (*values, first, second), strict=True):
+            np.testing.assert_array_equal(got, reference)
         expected = interpret(free, (*x, *expected))[: len(values)]
         for got, near in zip(values, expected, strict=True):
             np.testing.assert_allclose(np.asarray(got), near, rtol=1e-4, atol=1e-5)

@@ -65,11 +65,11 @@ def test_what_waits_for_an_exchange_comes_behind_what_does_not() -> None:
     sums: list[list[Node]] = []
     inputs = [Input(f"x{i}", kind)() for i in range(2)]
     for x in inputs:
-        own: list[Node] = []
+        exchanges: list[Node] = []
         for _ in range(2):
-            own.append(ops.AllReduce(((0,),))(ops.Neg()(x)))
-            x = ops.Exp()(own[-1])
-        sums.append(own)
+            exchanges.append(ops.AllReduce(((0,),))(ops.Neg()(x)))
+            x = ops.Exp()(exchanges[-1])
+        sums.append(exchanges)
         outputs.append(x)
     order = topological([*inputs, *outputs])
     results = overlap_exchanges(order, lambda n: n.inputs, lambda n: isinstance(n.op, ops.AllReduce))

@@ -114,8 +114,8 @@ def test_halos_of_any_byte(fills: tuple[int, int]) -> None:
 
     y = padded(padded(ops.xor(x, ops.full(x.shape, 1, u8)), 1, fills[0]), 2, fills[1])
     z = padded(ops.xor(x, ops.full(x.shape, 2, u8)), 3, fills[1])
-    both = ops.concat((y, z), 0)
-    g = graph(conv(both, w))
+    concatenated = ops.concat((y, z), 0)
+    g = graph(conv(concatenated, w))
     model = CompiledModel(build_program(g, host_features(), 2), threads=2)
     for n in (1, 3, 2, 1):
         batch = np.random.default_rng(n).integers(0, 256, (n, 6, 6, 16)).astype(np.uint8)

@@ -48,15 +48,15 @@ def test_counters_that_reach_their_bound(start: int, end: int, direction: str, s
 
 
 @pytest.mark.parametrize(
-    ("go", "is_constant", "trip_count"), [(True, True, [(5,)]), (False, True, [()]), (True, False, [()])]
+    ("condition", "is_constant", "trip_count"), [(True, True, [(5,)]), (False, True, [()]), (True, False, [()])]
 )
-def test_a_condition_besides_the_counter(go: bool, is_constant: bool, trip_count: list[Any]) -> None:
+def test_a_condition_besides_the_counter(condition: bool, is_constant: bool, trip_count: list[Any]) -> None:
     """Loops of ONNX have a condition, which most never change."""
     (op,) = (n.op for n in loop(0, 5, "LT", 1).nodes() if isinstance(n.op, ops.While))
     flag, x = Input("go", TensorType(boolean))(), Input("x", TensorType(f32, (N, 3)))()
     cond = Graph((*op.cond.inputs, flag), (ops.And()(flag, op.cond.results[0]),))
     body = Graph((*op.body.inputs, flag), (*op.body.results, flag if is_constant else ops.Not()(flag)))
-    loop_node = ops.While(cond, body)(const(np.int32(0)), const(np.int32(5)), x, const(np.bool_(go)))
+    loop_node = ops.While(cond, body)(const(np.int32(0)), const(np.int32(5)), x, const(np.bool_(condition)))
     assert jump_dims(Graph((x,), (loop_node.results[2],))) == trip_count
 
 

@@ -48,8 +48,8 @@ class Spec(ctypes.Structure):
 def library() -> ctypes.CDLL:
     path = Path(mkdtemp()) / "libingot.so"
     command = [str(GCC), *WARNINGS, "-O1", "-shared", "-fPIC", str(FOLDER / "libingot.c"), "-o", str(path), "-lpthread"]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[:4000]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[:4000]
     loaded = ctypes.CDLL(str(path))
     loaded.ingot_error.restype = ctypes.c_char_p
     return loaded
@@ -84,9 +84,9 @@ class Session:
         return spec.name.decode(), spec.dtype.decode(), tuple(spec.dims[: spec.rank])
 
     def run(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        held = [np.asarray(a, order="C") for a in arrays]
-        inputs, outputs = (Tensor * (len(held) or 1))(), (Tensor * (len(self.outputs) or 1))()
-        for tensor, array in zip(inputs, held, strict=False):
+        contiguous = [np.asarray(a, order="C") for a in arrays]
+        inputs, outputs = (Tensor * (len(contiguous) or 1))(), (Tensor * (len(self.outputs) or 1))()
+        for tensor, array in zip(inputs, contiguous, strict=False):
             tensor.data, tensor.nbytes, tensor.rank = array.ctypes.data, array.nbytes, array.ndim
             tensor.dims = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
         check(library().ingot_run(self._session, inputs, outputs))

@@ -202,21 +202,6 @@ def circling(chunks: int, rounds: int) -> Program:
     return replace(program, steps=(*program.steps, Step("", (), (), 1, "again", target=1)))
 
 
-def nothing(steps: int, chunks: int) -> Program:
-    """`steps` empty steps: what remains is overhead."""
-    spec = TensorSpec("x", "f32", (8,))
-    buffers = (Buffer(0, "input", 32, index=0), Buffer(1, "output", 32, index=0))
-    return Program(
-        symbols=(),
-        inputs=(spec,),
-        outputs=(TensorSpec("y", "f32", (8,)),),
-        buffers=buffers,
-        steps=(Step("nothing", ((0, 0), (1, 0)), (), chunks),) * steps,
-        code={"cpu": code()},
-        weights=np.zeros(0, np.uint8),
-    )
-
-
 def summing(n: int = 1000, in_place: bool = False) -> Program:
     """y = 2 * (s + x), and s + x is the next call's s; s begins as 0, 1, 2, ..."""
     chunks = -(-n // CHUNK)

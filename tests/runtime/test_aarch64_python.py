@@ -49,18 +49,20 @@ def python(cpu: str, folder: Path, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-def save(graph: Graph, asked: str, path: Path) -> list[np.ndarray]:
-    artifact.save(build_program(graph, features_of(asked), 2), path.with_suffix(".ingot"))
+def save(graph: Graph, target: str, path: Path) -> list[np.ndarray]:
+    artifact.save(build_program(graph, features_of(target), 2), path.with_suffix(".ingot"))
     arrays = arrays_of(graph)
     np.savez(path.with_suffix(".npz"), *arrays)
     return [np.asarray(y) for y in interpret(graph, arrays)]
 
 
 def test_artifacts_run(tmp_path: Path) -> None:
-    wants = {f.__name__: save(f(), "cpu:cortex-a72", tmp_path / f.__name__) for f in (residual_network, transformer)}
-    ran = python("cortex-a72", tmp_path, "-c", RUN, *wants)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    for name, want in wants.items():
+    references = {
+        f.__name__: save(f(), "cpu:cortex-a72", tmp_path / f.__name__) for f in (residual_network, transformer)
+    }
+    process = python("cortex-a72", tmp_path, "-c", RUN, *references)
+    assert process.returncode == 0, process.stderr[-2000:]
+    for name, want in references.items():
         with np.load(tmp_path / f"{name}.out.npz") as result:
             for y, expected in zip(result.values(), want, strict=True):
                 np.testing.assert_allclose(y, expected, rtol=2e-5, atol=2e-6)
@@ -68,5 +70,7 @@ def test_artifacts_run(tmp_path: Path) -> None:
 
 def test_an_instruction_that_is_not_there_is_an_error_at_load(tmp_path: Path) -> None:
     save(residual_network(), "cpu:neoverse-v2", tmp_path / "m")
-    ran = python("cortex-a72", tmp_path, "-c", RUN, "m")
-    assert ran.returncode == 1 and "ArtifactError" in ran.stderr and "dotprod" in ran.stderr, ran.stderr[-2000:]
+    process = python("cortex-a72", tmp_path, "-c", RUN, "m")
+    assert process.returncode == 1 and "ArtifactError" in process.stderr and "dotprod" in process.stderr, (
+        process.stderr[-2000:]
+    )

@@ -27,40 +27,55 @@ torch = pytest.importorskip("torch")
 def test_calls_like_those_before_and_others_in_between() -> None:
     net = torch.nn.Linear(4, 3).eval()
     model = ingot.compile(net, (torch.randn(2, 4),), dynamic={"input": {0: "n"}}, threads=1)
-    alike = [torch.randn(2, 4) for _ in range(4)]
+    same_shapes = [torch.randn(2, 4) for _ in range(4)]
     wide, line = torch.randn(2, 8), torch.randn(3, 4)
-    minus = torch._neg_view(alike[0])
+    minus = torch._neg_view(same_shapes[0])
     with torch.no_grad():
-        for x in (*alike, alike[0].t().contiguous().t(), wide[:, ::2], line, minus, *alike, alike[0].requires_grad_()):
+        for x in (
+            *same_shapes,
+            same_shapes[0].t().contiguous().t(),
+            wide[:, ::2],
+            line,
+            minus,
+            *same_shapes,
+            same_shapes[0].requires_grad_(),
+        ):
             torch.testing.assert_close(model(x), net(x))
         with torch.inference_mode():
-            for x in (torch.randn(2, 4), *alike, torch.randn(2, 4)):
+            for x in (torch.randn(2, 4), *same_shapes, torch.randn(2, 4)):
                 torch.testing.assert_close(model(x), net(x))
-        np.testing.assert_allclose(np.asarray(model(alike[1].numpy())), net(alike[1]).numpy(), rtol=1e-5)
-        for bad in (alike[0].double(), alike[0].to("meta"), alike[0].to_sparse(), torch.randn(2, 5), 3, None):
+        np.testing.assert_allclose(np.asarray(model(same_shapes[1].numpy())), net(same_shapes[1]).numpy(), rtol=1e-5)
+        for bad in (
+            same_shapes[0].double(),
+            same_shapes[0].to("meta"),
+            same_shapes[0].to_sparse(),
+            torch.randn(2, 5),
+            3,
+            None,
+        ):
             for _ in range(2):
                 with pytest.raises((InputError, TypeError)):
                     model(bad)
         with pytest.raises((InputError, TypeError)):
-            model(alike[0], alike[1])
-        torch.testing.assert_close(model(alike[2]), net(alike[2]))
+            model(same_shapes[0], same_shapes[1])
+        torch.testing.assert_close(model(same_shapes[2]), net(same_shapes[2]))
 
 
 def test_arrays_like_those_before_and_others_in_between() -> None:
     x = Input("x", TensorType(f32, (symbol("n"), 4)))()
     model = CompiledModel(build_program(Graph((x,), (ops.mul(x, 2.0),)), host_features(), 1))
-    alike = [np.random.default_rng(i).standard_normal((2, 4), np.float32) for i in range(3)]
-    swapped = alike[0].astype(alike[0].dtype.newbyteorder())
-    others = (np.asfortranarray(alike[1]), alike[0][::-1], np.ones((3, 4), np.float32))
-    for value in (*alike, *others, *alike, torch.from_numpy(alike[0]), *alike):
+    same_shapes = [np.random.default_rng(i).standard_normal((2, 4), np.float32) for i in range(3)]
+    swapped = same_shapes[0].astype(same_shapes[0].dtype.newbyteorder())
+    others = (np.asfortranarray(same_shapes[1]), same_shapes[0][::-1], np.ones((3, 4), np.float32))
+    for value in (*same_shapes, *others, *same_shapes, torch.from_numpy(same_shapes[0]), *same_shapes):
         np.testing.assert_array_equal(np.asarray(model(value)), np.asarray(value) * 2)
-    for bad in (alike[0].astype(np.float64), swapped, np.ones((2, 5), np.float32), np.float32(1), None):
+    for bad in (same_shapes[0].astype(np.float64), swapped, np.ones((2, 5), np.float32), np.float32(1), None):
         for _ in range(2):
-            model(alike[0])
+            model(same_shapes[0])
             with pytest.raises(InputError):
                 model(bad)
     with pytest.raises(InputError):
-        model(alike[0], alike[1])
+        model(same_shapes[0], same_shapes[1])
 
 
 class Elsewhere(torch.Tensor):
@@ -77,11 +92,11 @@ def test_places_where_the_model_is_not() -> None:
     (code,) = program.code.values()
     cuda = replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
     data = torch.zeros(2, 3).as_subclass(Elsewhere)
-    for made, message in (
+    for placement, message in (
         (cuda, "expected tensors on cuda:0, the model's device, got cuda:1"),
         (program, "a CPU tensor"),
     ):
-        arguments = Arguments(made)
+        arguments = Arguments(placement)
         for _ in range(3):
             with pytest.raises(InputError, match=message):
                 arguments.take([data])
@@ -112,8 +127,8 @@ def test_arrays_of_others_on_the_gpu_are_taken_where_they_lie() -> None:
         replace(program, code={"cuda": replace(code, features=replace(code.features, target="cuda"))})
     )
     data = Array(np.zeros((3, 3), np.float32)[1:])
-    held, pointers, buffers = arguments.take([data])
-    assert pointers == [data.values.ctypes.data] and data.streams == [1] and len(held) == 1
+    references, pointers, buffers = arguments.take([data])
+    assert pointers == [data.values.ctypes.data] and data.streams == [1] and len(references) == 1
     assert (buffers.shapes, buffers.tensors, buffers.device, buffers.resident) == (
         ((2, 3),),
         False,

@@ -136,8 +136,10 @@ def test_other_files_versions_and_machines(path: Path, tmp_path: Path):
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, 8, artifact.FORMAT_VERSION + 1)
     path.write_bytes(data)
-    read, written = artifact.FORMAT_VERSION, artifact.FORMAT_VERSION + 1
-    with pytest.raises(ArtifactError, match=f"expected format version {read}, got {written}; compile the model again"):
+    version, newer_version = artifact.FORMAT_VERSION, artifact.FORMAT_VERSION + 1
+    with pytest.raises(
+        ArtifactError, match=f"expected format version {version}, got {newer_version}; compile the model again"
+    ):
         artifact.load(path)
     path.write_bytes(b"PK\3\4" + bytes(5000))
     with pytest.raises(ArtifactError, match="not an Ingot artifact"):
@@ -191,17 +193,17 @@ assert not others, others
 
 
 def test_programs_that_share_weights(tmp_path: Path):
-    main, alike, other = models.static(70_000), models.static(70_000), models.static(500)
+    main, twin, other = models.static(70_000), models.static(70_000), models.static(500)
     other = sealed(replace(other, weights=other.weights + 1))
-    whole = artifact.with_others(main, {"alike": alike, "other": other})
-    assert main.weights.nbytes < whole.weights.nbytes < main.weights.nbytes + 2 * other.weights.nbytes + 128
-    artifact.save(whole, tmp_path / "m.ingot")
+    bundle = artifact.with_others(main, {"alike": twin, "other": other})
+    assert main.weights.nbytes < bundle.weights.nbytes < main.weights.nbytes + 2 * other.weights.nbytes + 128
+    artifact.save(bundle, tmp_path / "m.ingot")
     loaded = artifact.load(tmp_path / "m.ingot")
     assert [*loaded.others] == ["alike", "other"]
-    for program, own, n in ((loaded.others["alike"], alike, 70_000), (loaded.others["other"], other, 500)):
+    for program, expected, n in ((loaded.others["alike"], twin, 70_000), (loaded.others["other"], other, 500)):
         assert np.shares_memory(program.weights, loaded.weights) and not program.stages
         x = np.ones(n, np.float32)
-        assert np.array_equal(CompiledModel(program)(x), CompiledModel(own)(x))  # type: ignore[arg-type]
+        assert np.array_equal(CompiledModel(program)(x), CompiledModel(expected)(x))  # type: ignore[arg-type]
     data = bytearray((tmp_path / "m.ingot").read_bytes())
     at = bytes(data).rindex(artifact.MAGIC)  # of the last program that is within
     data[at + 70] ^= 1

@@ -35,13 +35,13 @@ def test_the_text_says_what_elements_are() -> None:
     assert parse(text) == tiled()
 
 
-@pytest.mark.parametrize("told", [(4, -2), (0, 3), (-1, 3), (1, 9)])
-def test_a_call_tells_them(told: tuple[int, int], tmp_path) -> None:
+@pytest.mark.parametrize("elements", [(4, -2), (0, 3), (-1, 3), (1, 9)])
+def test_a_call_tells_them(elements: tuple[int, int], tmp_path) -> None:
     compiled = CompiledModel(build_program(tiled(), host_features(), 1), threads=1)
     compiled.save(tmp_path / "m.ingot")
-    (want,) = interpret(tiled(), [X, np.array(told)])
+    (want,) = interpret(tiled(), [X, np.array(elements)])
     for model in (compiled, ingot.load(tmp_path / "m.ingot", threads=1)):
-        np.testing.assert_array_equal(model(X, np.array(told)), want)
+        np.testing.assert_array_equal(model(X, np.array(elements)), want)
 
 
 def test_what_they_may_be_is_checked() -> None:
@@ -54,8 +54,8 @@ def test_what_they_may_be_is_checked() -> None:
 
 
 def test_elements_that_are_known_are_compared() -> None:
-    known = tiled().substitute({"b": 3, "shape.0": 2, "shape.1": 5})
-    compiled = CompiledModel(build_program(known, host_features(), 1), threads=1)
+    substituted = tiled().substitute({"b": 3, "shape.0": 2, "shape.1": 5})
+    compiled = CompiledModel(build_program(substituted, host_features(), 1), threads=1)
     assert compiled(X, np.array([2, 5])).shape == (3, 2)
     with pytest.raises(InputError, match="input 'shape', element 0: expected 2"):
         compiled(X, np.array([3, 5]))

@@ -117,7 +117,7 @@ def test_large_results_use_the_memory_of_dropped_ones(kind: str, monkeypatch: py
     model = CompiledModel(models.dynamic(), threads=2)
     x, z = vector(1000), vector(1000, 1)
     inputs = (x, z) if kind == "numpy" else tuple(map(pytest.importorskip("torch").from_numpy, (x, z)))
-    kept = model(*inputs)
+    result = model(*inputs)
     part = model(*inputs)[0][10:20]  # type: ignore[index]
     places = set()
     for _ in range(4):
@@ -128,7 +128,7 @@ def test_large_results_use_the_memory_of_dropped_ones(kind: str, monkeypatch: py
     assert len(places) == 4  # two calls at a time are alive
     model(*(v * 0 for v in inputs))
     np.testing.assert_array_equal(np.asarray(part), ((x + z + 1) + 1)[10:20])
-    np.testing.assert_array_equal(np.asarray(kept[1]), x * 2)  # type: ignore[index]
+    np.testing.assert_array_equal(np.asarray(result[1]), x * 2)  # type: ignore[index]
 
 
 def test_large_tensors_are_resized_and_held_by_any_means(monkeypatch: pytest.MonkeyPatch):
@@ -141,11 +141,11 @@ def test_large_tensors_are_resized_and_held_by_any_means(monkeypatch: pytest.Mon
     y, d = model(x, z)  # type: ignore[misc]
     y.resize_(2000)
     assert torch.equal(y[:1000], (x + z + 1) + 1)
-    whole, array, twice = y.untyped_storage(), d.numpy(), d.requires_grad_() * 2
+    storage, array, twice = y.untyped_storage(), d.numpy(), d.requires_grad_() * 2
     del y, d
     for _ in range(4):
         assert not any(t.is_inference() for t in model(x * 0, z * 0))
-    assert torch.equal(torch.empty(0).set_(whole)[:1000], (x + z + 1) + 1)
+    assert torch.equal(torch.empty(0).set_(storage)[:1000], (x + z + 1) + 1)
     np.testing.assert_array_equal(array, x * 2)
     assert torch.equal(twice, x * 4)
 

@@ -94,8 +94,8 @@ def test_hostile_plans_are_refused(case: str) -> None:
 
 def test_plans_are_checked_in_time_linear_in_them() -> None:
     plan, count = plan_of(STATIC), 20_000
-    own = plan["buffers"][3]
-    plan["buffers"] += [[1000 + i, *own[1:ALIAS], [own[ID], 0], *own[ALIAS + 1 :]] for i in range(count)]
+    buffer = plan["buffers"][3]
+    plan["buffers"] += [[1000 + i, *buffer[1:ALIAS], [buffer[ID], 0], *buffer[ALIAS + 1 :]] for i in range(count)]
     plan["steps"][0][1] += [[1000 + i, 0] for i in range(count)]
     plan["steps"][0][2] += [[1, *[1, "+"] * count]]
     begin = time.process_time()
@@ -195,8 +195,10 @@ def test_code_runs_the_plan_that_it_was_made_for_alone() -> None:
     plan = plan_of(program)
     plan["meta"]["note"] = "for people"
     assert loaded(plan, program, seal=True).meta["note"] == "for people"
-    own = sealed(STATIC)
-    assert loaded(plan_of(own), own, seal=True) and loaded(plan_of(own), replace(own), seal=True)
+    sealed_program = sealed(STATIC)
+    assert loaded(plan_of(sealed_program), sealed_program, seal=True) and loaded(
+        plan_of(sealed_program), replace(sealed_program), seal=True
+    )
 
 
 def test_files_hold_the_digest_of_their_plan(tmp_path: Path) -> None:

@@ -43,10 +43,10 @@ def _random(*shape: int, seed: int = 0) -> np.ndarray:
 
 def _dag(seed: int, dynamic: bool) -> Model:
     graph, sizes = random_graph(seed, dynamic, 10, STEPS)
-    runs = [operands(graph, sizes, seed)]
+    inputs = [operands(graph, sizes, seed)]
     if dynamic:
-        runs += [operands(graph, {name: size + 1 for name, size in sizes.items()}, seed), runs[0]]
-    return build_program(graph, HOST, 2), runs
+        inputs += [operands(graph, {name: size + 1 for name, size in sizes.items()}, seed), inputs[0]]
+    return build_program(graph, HOST, 2), inputs
 
 
 def _fixed(graph: Graph) -> Model:
@@ -55,8 +55,8 @@ def _fixed(graph: Graph) -> Model:
 
 
 def _computed_sizes() -> Model:
-    runs = [[_random(n, seed=n), _random(4)] for n in (5, 100, 0, 3000, 7)]
-    return build_program(computed_sizes(), HOST, 2), runs
+    inputs = [[_random(n, seed=n), _random(4)] for n in (5, 100, 0, 3000, 7)]
+    return build_program(computed_sizes(), HOST, 2), inputs
 
 
 def _cropped_axes() -> Model:
@@ -85,9 +85,9 @@ def _state() -> Model:
     return running_sum()[0], [[_random(3, 5, seed=seed)] for seed in range(5)]
 
 
-def _onnx(text: str, runs: Sequence[Arrays]) -> Model:
+def _onnx(text: str, inputs: Sequence[Arrays]) -> Model:
     onnx = pytest.importorskip("onnx")
-    return ingot.compile(onnx.parser.parse_model(text), threads=2).program, runs
+    return ingot.compile(onnx.parser.parse_model(text), threads=2).program, inputs
 
 
 LOOP = """<ir_version: 8, opset_import: ["" : 17]> g (float[4] x, int64 n) => (float[4] y) {
@@ -124,7 +124,7 @@ def model(name: str) -> Model:
     return MODELS[name]()
 
 
-def _same(got: Arrays, expected: Arrays) -> None:
+def _assert_same(got: Arrays, expected: Arrays) -> None:
     assert len(got) == len(expected)
     for g, e in zip(got, expected, strict=True):
         assert (g.dtype, g.shape) == (e.dtype, e.shape)
@@ -134,30 +134,30 @@ def _same(got: Arrays, expected: Arrays) -> None:
 @pytest.mark.parametrize("threads", (1, 3))
 @pytest.mark.parametrize("name", MODELS)
 def test_artifacts_run_as_in_python(name: str, threads: int, tmp_path: Path) -> None:
-    program, runs = model(name)
-    here = CompiledModel(program, threads=threads)
-    here.save(tmp_path / "m.ingot")
+    program, inputs = model(name)
+    compiled = CompiledModel(program, threads=threads)
+    compiled.save(tmp_path / "m.ingot")
     session = Session(tmp_path / "m.ingot", threads)
     assert [s[:2] for s in session.inputs] == [(s.name, s.dtype) for s in program.inputs]
-    for arrays in runs:
-        _same(session.run(arrays), here.run(arrays))
-    for index, value in enumerate(here.state().values()):
+    for arrays in inputs:
+        _assert_same(session.run(arrays), compiled.run(arrays))
+    for index, value in enumerate(compiled.state().values()):
         assert np.array_equal(session.read_state(index), value)
     session.close()
     assert len(MODELS) >= 20
 
 
 def test_sessions_of_one_model_in_threads(tmp_path: Path) -> None:
-    program, runs = model("open_dag_4")
-    here = CompiledModel(program, threads=1)
-    here.save(tmp_path / "m.ingot")
-    expected = [here.run(arrays) for arrays in runs]
+    program, inputs = model("open_dag_4")
+    compiled = CompiledModel(program, threads=1)
+    compiled.save(tmp_path / "m.ingot")
+    expected = [compiled.run(arrays) for arrays in inputs]
     sessions = [Session(tmp_path / "m.ingot", 1 + i % 2) for i in range(8)]
 
     def work(session: Session) -> None:
         for _ in range(20):
-            for arrays, want in zip(runs, expected, strict=True):
-                _same(session.run(arrays), want)
+            for arrays, want in zip(inputs, expected, strict=True):
+                _assert_same(session.run(arrays), want)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, sessions))
@@ -172,13 +172,13 @@ def _refused(path: Path, code: int, message: str) -> None:
 
 
 def test_wrong_files_and_calls_are_errors(tmp_path: Path) -> None:
-    program, runs = model("open_dag_4")
+    program, inputs = model("open_dag_4")
     path = tmp_path / "m.ingot"
     CompiledModel(program, threads=1).save(path)
     data = path.read_bytes()
     session = Session(path)
     with pytest.raises(LibraryError, match="expected 2 dims, got 1"):
-        session.run([runs[0][0][0], *runs[0][1:]])
+        session.run([inputs[0][0][0], *inputs[0][1:]])
     session.close()
     _refused(tmp_path / "none.ingot", 1, "No such file")
     _refused(tmp_path, 1, "not a file")
@@ -221,22 +221,22 @@ def test_changed_artifacts_are_errors_and_never_crashes(tmp_path: Path) -> None:
     flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-I", str(FOLDER)]
     source = Path(__file__).with_name("mutate.c")
     command = [str(GCC), *WARNINGS, "-Wno-conversion", *flags, str(source), "-o", "mutate", "-lpthread"]
-    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[:3000]
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[:3000]
     total = np.zeros(3, int)
     for seed, name in enumerate(MUTATED):
-        program, runs = model(name)
+        program, inputs = model(name)
         CompiledModel(program, threads=1).save(tmp_path / "m.ingot")
-        (tmp_path / "m.in").write_bytes(_packed(runs[0]))
+        (tmp_path / "m.in").write_bytes(_packed(inputs[0]))
         run = [str(tmp_path / "mutate"), "m.ingot", "m.in", str(seed), "2500"]
         options = {**os.environ, "ASAN_OPTIONS": "allocator_may_return_null=1:max_allocation_size_mb=4096"}
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, env=options, timeout=60)
         assert done.returncode == 0, f"{name}: {done.stderr[-3000:]}"
         total += [int(word) for word in done.stdout.split()]
-    refused, bound, ran = total
-    assert refused + bound + ran == 8 * 2501
+    refused, bound, completed = total
+    assert refused + bound + completed == 8 * 2501
     # what runs is whole, or has other state; what is bound is code that names a changed plan, and is not run
-    assert refused > 15_000 and bound > 500 and 8 <= ran < 1_000, total
+    assert refused > 15_000 and bound > 500 and 8 <= completed < 1_000, total
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "libingot"
@@ -270,8 +270,8 @@ def test_examples(language: str, tmp_path: Path) -> None:
             "softmax",
         ],
     ):
-        made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert made.returncode == 0, made.stderr[:3000]
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stderr[:3000]
     done = subprocess.run(["./softmax", "softmax.ingot"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "y: f32[2, 3]\n0.0900 0.2447 0.6652\n0.3333 0.3333 0.3333\n"
@@ -287,7 +287,7 @@ def test_the_go_example(tmp_path: Path) -> None:
     flags = {"CGO_CFLAGS": f"-O2 -I{FOLDER}", "GOCACHE": str(tmp_path / "cache"), "GOFLAGS": "-mod=mod"}
     shutil.copy(FOLDER / "libingot.c", tmp_path)  # cgo compiles what lies beside
     environment = {**os.environ, **flags}
-    made = subprocess.run(
+    process = subprocess.run(
         ["go", "build", "-o", "softmax", "."],
         cwd=tmp_path,
         capture_output=True,
@@ -295,7 +295,7 @@ def test_the_go_example(tmp_path: Path) -> None:
         check=False,
         env=environment,
     )
-    assert made.returncode == 0, made.stderr[:3000]
+    assert process.returncode == 0, process.stderr[:3000]
     done = subprocess.run(["./softmax", "softmax.ingot"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "y: f32[2, 3]\n0.0900 0.2447 0.6652\n0.3333 0.3333 0.3333\n", done.stderr
 
@@ -313,13 +313,13 @@ def test_an_arm_processor(tmp_path: Path) -> None:
     )
     (tmp_path / "softmax.c").write_text(source)
     command = [compiler, *WARNINGS, "-O1", "-static", "-I", str(FOLDER), "softmax.c", str(FOLDER / "libingot.c")]
-    made = subprocess.run([*command, "-o", "softmax"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr[:3000]
-    for asked, processor, text in (
+    process = subprocess.run([*command, "-o", "softmax"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[:3000]
+    for target, processor, text in (
         ("cpu:aarch64", "cortex-a53", "y: f32[2, 3]\n0.0900 0.2447 0.6652\n0.3333 0.3333 0.3333\n"),
         ("cpu:neoverse-v2", "cortex-a53", ""),
     ):
-        ingot.runtime.artifact.save(build_program(graph, features_of(asked), 2), tmp_path / "m.ingot")  # type: ignore[attr-defined]
+        ingot.runtime.artifact.save(build_program(graph, features_of(target), 2), tmp_path / "m.ingot")  # type: ignore[attr-defined]
         run = [emulator, "-cpu", processor, "./softmax", "m.ingot"]
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
         assert done.stdout == text, done.stderr

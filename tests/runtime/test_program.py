@@ -16,8 +16,8 @@ def blobs(program: Program) -> dict[str, bytes]:
 @pytest.mark.parametrize("program", [models.static(), models.dynamic()])
 def test_json_round_trip(program: Program):
     data = json.loads(json.dumps(to_json(program)))
-    again = from_json(data, blobs=blobs(program), weights=program.weights, stages=program.stages)
-    assert dataclasses.replace(again, weights=program.weights) == program
+    restored = from_json(data, blobs=blobs(program), weights=program.weights, stages=program.stages)
+    assert dataclasses.replace(restored, weights=program.weights) == program
 
 
 def broken(**changes: object) -> Program:

@@ -49,8 +49,8 @@ def compile_graph(graph: Graph, machine: Machine = NATIVE, threads: int = 2) -> 
 
 
 def run(graph: Graph, xs: Sequence[np.ndarray], machine: Machine = NATIVE) -> tuple[np.ndarray, ...]:
-    out = compile_graph(graph, machine)(*xs)
-    return tuple(map(np.asarray, out if isinstance(out, tuple) else (out,)))
+    result = compile_graph(graph, machine)(*xs)
+    return tuple(map(np.asarray, result if isinstance(result, tuple) else (result,)))
 
 
 def inputs_like(xs: Sequence[np.ndarray], symbols: Mapping[int, Sequence[int | Dim]] | None = None) -> list[Node]:

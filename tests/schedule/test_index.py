@@ -63,7 +63,7 @@ def test_delinearize_is_the_inverse_of_linear(extents: tuple[int, ...]) -> None:
 
 def test_linear_joins_what_split_took_apart() -> None:
     parts = ix.split(I, (1, 4, 5))
-    joined = ix.linear(parts, (20, 5, 1), 3)
+    index = ix.linear(parts, (20, 5, 1), 3)
     for flat in range(20):
-        assert value(joined, i=flat) == flat + 3
+        assert value(index, i=flat) == flat + 3
         assert value(ix.linear(parts, (40, 7, 1)), i=flat) == flat // 5 * 7 + flat % 5

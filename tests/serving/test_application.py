@@ -36,12 +36,12 @@ def feeds(rows: int, length: int, seed: int = 0) -> list[np.ndarray]:
 
 def tensors(names, arrays, binary=True):
     kinds = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bool": "BOOL", "object": "BYTES"}
-    out = []
+    tensors_ = []
     for name, array in zip(names, arrays, strict=True):
         kind = kinds.get(array.dtype.name, array.dtype.name.upper())
-        out.append(tritonclient.InferInput(name, array.shape, kind))
-        out[-1].set_data_from_numpy(array, binary_data=binary)
-    return out
+        tensors_.append(tritonclient.InferInput(name, array.shape, kind))
+        tensors_[-1].set_data_from_numpy(array, binary_data=binary)
+    return tensors_
 
 
 def post(address: str, path: str, body: bytes, headers=None) -> tuple[int, dict]:
@@ -125,11 +125,11 @@ def test_strings_pass_in_both_forms():
         tritonclient.InferenceServerClient(address) as client,
     ):
         texts = np.array(["a", "", "größe", "x" * 300], object)
-        wanted = [t.upper() for t in texts]
+        expected = [t.upper() for t in texts]
         for binary in (True, False):
-            asked = [tritonclient.InferRequestedOutput("u", binary_data=binary)]
-            result = client.infer("upper", tensors(["t"], [texts], binary), outputs=asked).as_numpy("u")
-            assert [t.decode() if isinstance(t, bytes) else t for t in result] == wanted
+            requested_outputs = [tritonclient.InferRequestedOutput("u", binary_data=binary)]
+            result = client.infer("upper", tensors(["t"], [texts], binary), outputs=requested_outputs).as_numpy("u")
+            assert [t.decode() if isinstance(t, bytes) else t for t in result] == expected
 
 
 def test_a_thousand_requests_of_mixed_lengths_have_the_bits_of_single_calls(pool):
@@ -137,7 +137,7 @@ def test_a_thousand_requests_of_mixed_lengths_have_the_bits_of_single_calls(pool
     model = serving("pool", pool, max_rows=16, delay=0.002, capacity=64)
     assert model.queueing.max_rows == 16
     cases = [(rows, length) for length in (1, 3, 7, 16) for rows in (1, 2, 5)]
-    wanted = {case: pool(*feeds(*case)) for case in cases}
+    expected = {case: pool(*feeds(*case)) for case in cases}
     with served([model]) as address:
 
         def connection(worker: int) -> int:
@@ -145,7 +145,7 @@ def test_a_thousand_requests_of_mixed_lengths_have_the_bits_of_single_calls(pool
             with tritonclient.InferenceServerClient(address) as client:
                 for case in (cases[i] for i in order):
                     result = client.infer("pool", tensors(["x", "shift"], feeds(*case)))
-                    np.testing.assert_array_equal(result.as_numpy("y"), wanted[case])
+                    np.testing.assert_array_equal(result.as_numpy("y"), expected[case])
             return len(order)
 
         with ThreadPoolExecutor(16) as executor:
@@ -236,12 +236,12 @@ def test_bodies_that_are_held_at_a_time_are_bounded(pool):
     limits = RequestLimits(total_bytes=2 * len(body) + 10)
     model = serving("slow", slow)  # type: ignore[arg-type]
     with served([model], limits) as address, ThreadPoolExecutor(4) as executor:
-        held = [executor.submit(post, address, "/v2/models/slow/infer", body) for _ in range(2)]
+        pending = [executor.submit(post, address, "/v2/models/slow/infer", body) for _ in range(2)]
         while slow.calls + model.waiting < 2:
             time.sleep(0.01)
         assert post(address, "/v2/models/slow/infer", body)[0] == 503
-        slow.go.set()
-        assert [f.result()[0] for f in held] == [200, 200]
+        slow.release.set()
+        assert [f.result()[0] for f in pending] == [200, 200]
         assert post(address, "/v2/models/slow/infer", body)[0] == 200
 
 
@@ -261,11 +261,11 @@ class Slow:
     def __init__(self, model):
         self.inputs, self.outputs, self.refused, self.is_one_program = model.inputs, model.outputs, None, True
         self.program, self.model = model.program, model
-        self.go, self.calls = threading.Event(), 0
+        self.release, self.calls = threading.Event(), 0
 
     def run(self, inputs):
         self.calls += 1
-        assert self.go.wait(20)
+        assert self.release.wait(20)
         if (inputs[1] < 0).any():
             raise ZeroDivisionError("secret")
         return self.model.run(inputs)
@@ -283,7 +283,7 @@ def test_a_full_queue_is_503_and_the_rest_is_answered(pool):
         while sum(other.done() for other in others) < 3:
             time.sleep(0.01)
         assert model.waiting == 2
-        slow.go.set()
+        slow.release.set()
         codes = sorted(f.result()[0] for f in [first, *others])
         assert codes == [200, 200, 200, 503, 503, 503]
 
@@ -308,7 +308,7 @@ def test_a_killed_client_gives_up_its_place_and_a_slow_model_is_504(pool):
         stalled.sendall(head + body[:10])  # and no more
         assert b" 408 " in stalled.recv(100)
         stalled.close()
-        slow.go.set()
+        slow.release.set()
         assert post(address, "/v2/models/slow/infer", body)[0] == 200
     assert slow.calls == 2  # the first, which ran, and the last one
 
@@ -326,7 +326,7 @@ def test_a_model_that_fails_fails_its_own_request_alone(pool, caplog: pytest.Log
         rest = [executor.submit(post, address, "/v2/models/slow/infer", b) for b in (bad, good, good, bad, good)]
         while model.waiting < 5:
             time.sleep(0.01)
-        slow.go.set()
+        slow.release.set()
         assert [f.result()[0] for f in (first, *rest)] == [200, 500, 200, 200, 500, 200]
         assert "secret" not in rest[0].result()[1]["error"]
         assert slow.calls == 2 + 5

@@ -19,7 +19,7 @@ from tests.serving.test_application import feeds  # noqa: E402
 def test_kserves_client_passes(binary: bool):
     model = compiled(pooled())
 
-    async def ask(address: str) -> np.ndarray:
+    async def infer(address: str) -> np.ndarray:
         client = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2"))
         base = f"http://{address}"
         assert await client.is_server_live(base) and await client.is_model_ready(base, "pool")
@@ -31,4 +31,4 @@ def test_kserves_client_passes(binary: bool):
         return response.outputs[0].as_numpy()
 
     with served([serving("pool", model)]) as address:
-        np.testing.assert_array_equal(asyncio.run(ask(address)), model(*feeds(2, 3)))
+        np.testing.assert_array_equal(asyncio.run(infer(address)), model(*feeds(2, 3)))

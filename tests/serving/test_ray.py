@@ -83,7 +83,7 @@ class Load:
         self.failures: list[Exception] = []
         model = compiled(pooled())
         self._cases = [(rows, length) for length in (1, 3, 7) for rows in (1, 2)]
-        self._wanted = {case: model(*feeds(*case)) for case in self._cases}
+        self._expected = {case: model(*feeds(*case)) for case in self._cases}
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(self.COUNT)]
 
@@ -97,12 +97,12 @@ class Load:
         for thread in self._threads:
             thread.join(40)
 
-    def wait(self, more: int) -> bool:
+    def wait(self, count: int) -> bool:
         """Whether `more` answers have come within 60 s."""
-        wanted, end = len(self.answers) + more, time.monotonic() + 60
-        while len(self.answers) < wanted and time.monotonic() < end:
+        target_count, end = len(self.answers) + count, time.monotonic() + 60
+        while len(self.answers) < target_count and time.monotonic() < end:
             time.sleep(0.05)
-        return len(self.answers) >= wanted
+        return len(self.answers) >= target_count
 
     def _run(self, seed: int) -> None:
         order = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ class Load:
                 except Exception as error:
                     self.failures.append(error)
                 else:
-                    self.answers.append(np.array_equal(got, self._wanted[case]))
+                    self.answers.append(np.array_equal(got, self._expected[case]))
 
 
 @pytest.mark.slow
@@ -134,11 +134,11 @@ def test_a_killed_replica_loses_no_more_than_its_own_answers(address: str):
 
 def _replicas() -> dict[int, int]:
     """The processes of replicas, by their titles, each with its parent, the process of a node of this process."""
-    results, own = {}, os.getpid()
+    results, pid = {}, os.getpid()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             title, parent = (folder / "cmdline").read_bytes(), _parent(int(folder.name))
-            is_own = title.startswith(b"ray::ServeReplica:ingot") and _parent(parent) == own
+            is_own = title.startswith(b"ray::ServeReplica:ingot") and _parent(parent) == pid
         except OSError:
             continue
         if is_own:

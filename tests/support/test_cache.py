@@ -60,14 +60,14 @@ def test_least_recently_used_entries_go_first(tmp_path: Path):
 
 def test_entries_are_not_all_looked_at_for_each_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trims: list[int] = []
-    whole = DiskCache.trim
-    monkeypatch.setattr(DiskCache, "trim", lambda self: (trims.append(1), whole(self)))
-    most, size, held = 256_000, 5000, 0
+    trim = DiskCache.trim
+    monkeypatch.setattr(DiskCache, "trim", lambda self: (trims.append(1), trim(self)))
+    limit, size, total_bytes = 256_000, 5000, 0
     for i in range(150):
-        put(DiskCache(tmp_path, most), cache_key(str(i)), b"ok" + bytes(size - 2))
-        held = sum(p.stat().st_size for p in tmp_path.rglob("*.entry"))
-        assert held <= most + most // 16 + size
-    assert held > most // 2 and len(trims) <= 50
+        put(DiskCache(tmp_path, limit), cache_key(str(i)), b"ok" + bytes(size - 2))
+        total_bytes = sum(p.stat().st_size for p in tmp_path.rglob("*.entry"))
+        assert total_bytes <= limit + limit // 16 + size
+    assert total_bytes > limit // 2 and len(trims) <= 50
 
 
 def test_what_cannot_be_kept_is_no_error(tmp_path: Path):

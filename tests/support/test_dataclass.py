@@ -100,9 +100,9 @@ def test_it_is_what_the_standard_library_makes(name: str, args: Any, kwargs: Any
      ("Slotted", (1.0,), {"c": 1}), ("Empty", (1,), {}), ("Plain", (), {"made": [2]})],
 )  # fmt: skip
 def test_it_refuses_the_same_arguments(name: str, args: Any, kwargs: Any):
-    for made in (OURS, THEIRS):
+    for cls in (OURS, THEIRS):
         with pytest.raises(TypeError, match="__init__"):
-            made[name](*args, **kwargs)
+            cls[name](*args, **kwargs)
 
 
 def test_frozen_instances_stay_as_they_are():

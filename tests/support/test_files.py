@@ -72,9 +72,9 @@ def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path: Path) -> 
     for ready in (os.pipe(), os.pipe()):
         if not (child := os.fork()):
 
-            def parts(told: int = ready[1]) -> Iterator[bytes]:
+            def parts(size: int = ready[1]) -> Iterator[bytes]:
                 yield b"half"
-                os.write(told, b"x")
+                os.write(size, b"x")
                 signal.pause()
 
             atomic_write(path, parts())
@@ -85,8 +85,8 @@ def test_what_a_killed_process_left_goes_with_the_next_write(tmp_path: Path) -> 
     os.waitpid(children[0], 0)
     (tmp_path / ".f.mine.tmp").touch()
     atomic_write(path, [b"whole"])
-    left = sorted(p.name for p in tmp_path.iterdir() if p.name not in ("f", ".f.mine.tmp"))
-    assert len(left) == 1 and left[0].startswith(f".f.{children[1]}."), left
+    files = sorted(p.name for p in tmp_path.iterdir() if p.name not in ("f", ".f.mine.tmp"))
+    assert len(files) == 1 and files[0].startswith(f".f.{children[1]}."), files
     os.kill(children[1], signal.SIGKILL)
     os.waitpid(children[1], 0)
     atomic_write(path, [b"whole"])

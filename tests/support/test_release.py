@@ -15,11 +15,11 @@ SMAPS = Path("/proc/self/smaps")
 
 def resident(path: Path) -> int:
     """KiB of a mapped file that are in this process's memory."""
-    kib, here = 0, False
+    kib, is_inside = 0, False
     for line in SMAPS.read_text().splitlines():
         if "-" in line.split(" ", 1)[0] and ":" not in line.split(" ", 1)[0]:
-            here = line.endswith(str(path))
-        elif here and line.startswith("Rss:"):
+            is_inside = line.endswith(str(path))
+        elif is_inside and line.startswith("Rss:"):
             kib += int(line.split()[1])
     return kib
 
@@ -38,8 +38,8 @@ def test_pages_leave_and_come_back(tmp_path: Path) -> None:
 
 
 def test_other_arrays_are_left_alone() -> None:
-    own = np.ones(1 << 16)
-    for array in (own, own[5:], np.frombuffer(bytes(1 << 16), np.uint8), np.empty(0)):
+    foreign = np.ones(1 << 16)
+    for array in (foreign, foreign[5:], np.frombuffer(bytes(1 << 16), np.uint8), np.empty(0)):
         before = array.copy()
         release(array)
         np.testing.assert_array_equal(array, before)

@@ -25,19 +25,19 @@ def test_files_are_read_once(tree: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_change_is_seen(tree: Path):
-    seen = {digest(tree)}
+    digests = {digest(tree)}
     inner = tree / "room" / "b.py"
     before = inner.stat()
     inner.write_text("b = 2\n")
     os.utime(inner, ns=(before.st_atime_ns, before.st_mtime_ns))  # as long and as old as it was
-    seen.add(digest(tree))
+    digests.add(digest(tree))
     (tree / "room" / "d.py").write_text("d = 1\n")
-    seen.add(digest(tree))
+    digests.add(digest(tree))
     (tree / "a.py").unlink()
-    seen.add(digest(tree))
-    assert len(seen) == 4
+    digests.add(digest(tree))
+    assert len(digests) == 4
     (tree / "c.txt").write_text("other text")
-    assert digest(tree) in seen
+    assert digest(tree) in digests
 
 
 def test_a_damaged_entry_is_made_again(tree: Path, tmp_path: Path):

@@ -17,12 +17,12 @@ from tests.conformance.emulated import missing, run_emulated
 from tests.conformance.wasm import NODE, run_wasm
 
 
-def _on_neon(graph: Graph, given: np.ndarray, folder: Path) -> np.ndarray:
-    return run_emulated(graph, [given], folder, TARGET.features("cortex-a72"), "cortex-a72")[0]
+def _on_neon(graph: Graph, data: np.ndarray, folder: Path) -> np.ndarray:
+    return run_emulated(graph, [data], folder, TARGET.features("cortex-a72"), "cortex-a72")[0]
 
 
-def _in_node(graph: Graph, given: np.ndarray, folder: Path) -> np.ndarray:
-    return run_wasm(graph, [given], folder)[0]
+def _in_node(graph: Graph, data: np.ndarray, folder: Path) -> np.ndarray:
+    return run_wasm(graph, [data], folder)[0]
 
 
 Run = Callable[[Graph, np.ndarray, Path], np.ndarray]
@@ -33,7 +33,7 @@ RUNS = [
 RNG = np.random.default_rng(2)
 
 
-def moved(x: Node, zero: int) -> Node:
+def shift(x: Node, zero: int) -> Node:
     return ops.Dequantize()(x, const(np.asarray(zero, x.dtype.numpy)))
 
 
@@ -56,7 +56,7 @@ def test_products(dtype: DType, zero: int, least: int, run: Run, tmp_path: Path)
     for rows, k, columns in ((1, 33, 7), (9, 64, 21), (5, 3, 4)):
         x = Input("x", TensorType(dtype, (rows, k)))()
         w = ops.Dequantize()(const(weights(columns, k, least=least)), const(np.int8(0)))
-        graph = Graph((x,), (ops.linear(moved(x, zero), w),))
+        graph = Graph((x,), (ops.linear(shift(x, zero), w),))
         data = extremes(dtype, rows, k)
         np.testing.assert_array_equal(run(graph, data, tmp_path), interpret(graph, [data])[0])
 
@@ -67,6 +67,6 @@ def test_convolutions(channels: int, groups: int, window: int, run: Run, tmp_pat
     x = Input("x", TensorType(i8, (1, channels, 6, 7)))()
     conv = ops.Conv((1, 2), ((1, 1), (1, 0)), (1, 1), groups)
     w = ops.Dequantize()(const(weights(8, channels // groups, window, window)), const(np.int8(0)))
-    graph = Graph((x,), (conv.lower(moved(x, -7), w),))
+    graph = Graph((x,), (conv.lower(shift(x, -7), w),))
     data = extremes(i8, 1, channels, 6, 7)
     np.testing.assert_array_equal(run(graph, data, tmp_path), interpret(graph, [data])[0])

@@ -10,8 +10,8 @@ from tools import ops_reference
 
 
 def test_the_page_is_up_to_date(request: pytest.FixtureRequest) -> None:
-    made = ops_reference.page(ops_reference.aten())
+    text = ops_reference.page(ops_reference.aten())
     if request.config.getoption("--update-golden"):
-        ops_reference.PAGE.write_text(made)
-    assert ops_reference.PAGE.read_text() == made, "old: python tools/ops_reference.py"
-    assert "`Conv`" in made and "`CONV_2D`" in made and "`dot_general`" in made
+        ops_reference.PAGE.write_text(text)
+    assert ops_reference.PAGE.read_text() == text, "old: python tools/ops_reference.py"
+    assert "`Conv`" in text and "`CONV_2D`" in text and "`dot_general`" in text

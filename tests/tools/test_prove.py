@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 
 import numpy as np
@@ -20,8 +21,9 @@ from ingot.passes.core.positions.attention_masks import mask_rules
 from ingot.passes.core.positions.rules import Positions
 from ingot.passes.core.simplify import SHAPES
 from ingot.passes.view_chains import VIEW_CHAINS
+from ingot.support.errors import InputError
 from tools import prove
-from tools.proofs import identities, instances, lowerings
+from tools.proofs import emulated, identities, instances, lowerings
 from tools.proofs.structure import equal_elements
 from tools.proofs.structure import prove as prove_instance
 from tools.proofs.terms import Theory
@@ -85,6 +87,21 @@ def test_native_code_keeps_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     truth, *_ = lowerings.BOUNDS[ops.Logistic]
     monkeypatch.setitem(lowerings.BOUNDS, ops.Logistic, (truth, 0.4, 0.4))
     assert lowerings.all_floats("logistic", around_one).state == "refuted"
+
+
+def test_emulated_code_keeps_its_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NEON's polynomials, in chunks from all binades."""
+    if missing := [tool for tool in (emulated.COMPILER, emulated.EMULATOR) if shutil.which(tool) is None]:
+        pytest.skip(f"no {missing[0]}")
+    monkeypatch.setattr(lowerings, "CHUNK", 1 << 12)
+    some = range(0, 1 << 32, 1 << 26)
+    check([lowerings.all_floats("tanh", some, "cpu:aarch64")])
+    truth, *_ = lowerings.BOUNDS[ops.Tanh]
+    monkeypatch.setitem(lowerings.BOUNDS, ops.Tanh, (truth, 0.4, 0.4))
+    assert lowerings.all_floats("tanh", some, "cpu:aarch64").state == "refuted"
+    monkeypatch.setattr(emulated.shutil, "which", lambda tool: None)
+    with pytest.raises(InputError, match="no aarch64-linux-gnu-gcc"):
+        lowerings.all_floats("tanh", some, "cpu:aarch64")
 
 
 def test_a_bound_that_is_too_small_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,9 @@ def test_a_change_is_named_and_shown(
 
     monkeypatch.setattr(replay.Recorder, "add", commented)
     assert replay.main(["check", *options]) == 1
-    said = capsys.readouterr().out
-    assert "op/popcnt avx2 differs" in said and "4 differ" in said
-    assert any(line.strip().startswith("+") and "new" in line for line in said.splitlines())
+    printed = capsys.readouterr().out
+    assert "op/popcnt avx2 differs" in printed and "4 differ" in printed
+    assert any(line.strip().startswith("+") and "new" in line for line in printed.splitlines())
 
 
 def test_without_a_record_it_says_what_to_do(tmp_path: Path) -> None:

@@ -227,12 +227,12 @@ def test_parts_compute_what_the_model_computes():
         graph = Graph((x,), (values[-1], values[-2], x, const(np.float32(3))))
         parts = cut(graph, [n for n in layers if rng.random() < 0.5])
         fed = {"x": rng.standard_normal((3, 8)).astype(np.float32)}
-        known = dict(fed)
+        feeds = dict(fed)
         for part in parts:
-            known |= zip(part.writes, interpret(part.graph, [known[name] for name in part.reads]), strict=True)
+            feeds |= zip(part.writes, interpret(part.graph, [feeds[name] for name in part.reads]), strict=True)
         names = value_names(graph)
         for output, want in zip(graph.outputs, interpret(graph, [fed["x"]]), strict=True):
-            np.testing.assert_array_equal(known[names[output]], want)
+            np.testing.assert_array_equal(feeds[names[output]], want)
         places = [part.place for part in parts]
         assert all(a != b for a, b in itertools.pairwise(places))
 
@@ -247,11 +247,11 @@ def test_open_sizes_reach_all_parts(driver: InterpretingDriver):
     parts = cut(graph, [y])
     assert [part.place for part in parts] == ["gpu", "cpu", "gpu"]
     value = np.random.default_rng(0).standard_normal((3, 5, 4)).astype(np.float32)
-    known = {"x": value, "placement.sizes": np.array([3, 5])}
+    values = {"x": value, "placement.sizes": np.array([3, 5])}
     for part in parts:
         model = CompiledModel(build_program(part.graph, features_of("native"), 1), threads=1)
-        known |= zip(part.writes, model.run([known[name] for name in part.reads]), strict=True)
-    np.testing.assert_allclose(known[value_names(graph)[graph.outputs[0]]], interpret(graph, [value])[0], rtol=1e-5)
+        values |= zip(part.writes, model.run([values[name] for name in part.reads]), strict=True)
+    np.testing.assert_allclose(values[value_names(graph)[graph.outputs[0]]], interpret(graph, [value])[0], rtol=1e-5)
 
 
 def test_what_cannot_be_placed_is_an_error():
@@ -267,12 +267,12 @@ def test_what_cannot_be_placed_is_an_error():
 def test_the_command_line_refuses_what_it_cannot_place(tmp_path: Path):
     onnx.save(pooled(), tmp_path / "pool.onnx")
     words = ["explain", str(tmp_path / "pool.onnx"), "--repeats", "1", "--device-memory", "1000000"]
-    for more, message in (
+    for arguments, message in (
         ([], "a device with memory of its own"),
         (["--placement", "measured"], "cuda:"),
         (["--placement", "measured", "--target", "cuda"], "here is none"),
     ):
-        result = CliRunner().invoke(app, [*words, *more])
+        result = CliRunner().invoke(app, [*words, *arguments])
         assert result.exit_code and message in " ".join(result.output.split()), result.output
 
 

@@ -34,9 +34,9 @@ def net() -> nn.Module:
 def without_smallest(w: Tensor, part: float, block: int) -> Tensor:
     """w with the blocks of `block` rows of one column as zeros whose mean magnitudes are the smallest."""
     sizes = torch.stack([rows.abs().mean(0) for rows in w.split(block)])
-    kept = torch.ones(sizes.numel())
-    kept[sizes.flatten().argsort(stable=True)[: round(part * sizes.numel())]] = 0
-    return w * kept.reshape(sizes.shape).repeat_interleave(block, 0)[: len(w)]
+    mask = torch.ones(sizes.numel())
+    mask[sizes.flatten().argsort(stable=True)[: round(part * sizes.numel())]] = 0
+    return w * mask.reshape(sizes.shape).repeat_interleave(block, 0)[: len(w)]
 
 
 def test_blocks_by_magnitude(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_blocks_by_magnitude(tmp_path: Path) -> None:
 def test_levels_of_pruned_weights_are_sparse() -> None:
     """Where bytes are multiplied by dot instructions; the sums are exact."""
     rng = np.random.default_rng(4)
-    kept = np.repeat(rng.random((64, 384)) < 0.1, 4, 0)
-    w = (rng.integers(-127, 128, kept.shape) * kept).astype(np.int8)
+    mask = np.repeat(rng.random((64, 384)) < 0.1, 4, 0)
+    w = (rng.integers(-127, 128, mask.shape) * mask).astype(np.int8)
     x = Input("x", TensorType(f32, (128, 384)))()
     scale, zero = ops.scalar(0.03), ops.scalar(120, u8)
     levels = ops.Dequantize()(ops.quantize(x, scale, zero), zero, scale)

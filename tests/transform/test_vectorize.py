@@ -25,14 +25,14 @@ def _check(op: Op, arrays: tuple[np.ndarray, ...], flags: tuple[bool, ...]) -> N
     """flags: the operands with rows."""
     single = _inputs(arrays, "x")
     y = op(*single)
-    many = [np.stack([np.roll(a, i) for i in range(ROWS)]) for a in arrays]
-    mapped = {x: row for x, row, flag in zip(single, _inputs(tuple(many), "rows"), flags, strict=True) if flag}
+    batches = [np.stack([np.roll(a, i) for i in range(ROWS)]) for a in arrays]
+    mapped = {x: row for x, row, flag in zip(single, _inputs(tuple(batches), "rows"), flags, strict=True) if flag}
     (rows,) = vectorize([y], mapped)
     graph = Graph((*single, *mapped.values()), (rows,))
-    values = [*arrays, *(m for m, flag in zip(many, flags, strict=True) if flag)]
+    values = [*arrays, *(m for m, flag in zip(batches, flags, strict=True) if flag)]
     (got,) = interpret(graph, values)
     for i in range(ROWS):
-        operands = [m[i] if flag else a for a, m, flag in zip(arrays, many, flags, strict=True)]
+        operands = [m[i] if flag else a for a, m, flag in zip(arrays, batches, flags, strict=True)]
         (expected,) = interpret(Graph(tuple(single), (y,)), operands)
         np.testing.assert_allclose(
             np.asarray(got[i], np.float64),
@@ -45,10 +45,10 @@ def _check(op: Op, arrays: tuple[np.ndarray, ...], flags: tuple[bool, ...]) -> N
 
 @pytest.mark.parametrize("cls", [*_RULES, ops.Add, ops.Select, ops.Exp], ids=lambda c: c.__name__)
 def test_rows(cls: type[ops.CoreOp]) -> None:
-    tried = 0
+    count = 0
     for op, arrays in itertools.islice(cls.samples(), 40):
         floats = [i for i, a in enumerate(arrays) if dtype_of(a).is_float and a.size]
-        if tried >= SAMPLES or not floats or any(a.size > 2000 for a in arrays):
+        if count >= SAMPLES or not floats or any(a.size > 2000 for a in arrays):
             continue
         choices: list[tuple[int, ...]] = [(0,)] if 0 in floats else [(1,), (1, 2)] if cls is ops.Select else []
         if cls in (ops.DotGeneral, ops.Convolution, ops.Concat, ops.Add) and len(floats) == 2:
@@ -61,16 +61,16 @@ def test_rows(cls: type[ops.CoreOp]) -> None:
             except UnsupportedOpError as error:  # rows of grouped kernels
                 assert "rows of groups" in str(error)
                 continue
-            tried += 1
-    assert tried
+            count += 1
+    assert count
 
 
 def test_what_has_no_rows_is_computed_once() -> None:
     x, w = _inputs((np.zeros((2, 3), np.float32), np.zeros((3, 4), np.float32)), "x")
     rows = Input("rows", TensorType(x.dtype, (5, 2, 3)))()
     shared = ops.Exp()(w)
-    y, alone = vectorize([ops.DotGeneral(((), ()), ((1,), (0,)))(x, shared), shared], {x: rows})
-    assert y.shape == (5, 2, 4) and alone.shape == (5, 3, 4)
+    y, single = vectorize([ops.DotGeneral(((), ()), ((1,), (0,)))(x, shared), shared], {x: rows})
+    assert y.shape == (5, 2, 4) and single.shape == (5, 3, 4)
     assert shared in Graph((rows, w), (y,)).nodes()
 
 

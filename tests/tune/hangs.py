@@ -8,9 +8,11 @@ import sys
 import time
 
 for line in sys.stdin:
-    asked = json.loads(line)
-    if asked["what"] == "hang":
+    request = json.loads(line)
+    if request["what"] == "hang":
         time.sleep(60)
-    if asked["what"] == "end":
+    if request["what"] == "end":
         os._exit(3)
-    print(json.dumps({"process": os.getpid()} if asked["what"] == "answer" else {"error": "no such thing"}), flush=True)
+    print(
+        json.dumps({"process": os.getpid()} if request["what"] == "answer" else {"error": "no such thing"}), flush=True
+    )

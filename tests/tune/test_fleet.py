@@ -44,11 +44,11 @@ def bench() -> FakeBench:
 def test_workers_find_what_a_serial_search_finds():
     entries = []
     for count in (1, 3):
-        own = bench()
-        measurers = Measurers(own, count)
-        written: list[Any] = []
-        Search(own, {}, written.extend, own.clock, lambda text, seconds: None, measurers).run(1000)
-        entries.append({f.spot.site.key: (f.choice, round(f.gain, 6)) for f in written})
+        bench_ = bench()
+        measurers = Measurers(bench_, count)
+        stored_entries: list[Any] = []
+        Search(bench_, {}, stored_entries.extend, bench_.clock, lambda text, seconds: None, measurers).run(1000)
+        entries.append({f.spot.site.key: (f.choice, round(f.gain, 6)) for f in stored_entries})
         assert max(measurers.widths) == count
     assert entries[0] == entries[1] and entries[0]["a"][0] == tile(9) and entries[0]["b"][0] == tile(6)
 
@@ -57,12 +57,12 @@ class Dying:
     """A worker that dies as often as it is told, and then measures."""
 
     def __init__(self, deaths: int, machine: str = "here") -> None:
-        self.deaths, self.machine, self.asked = deaths, machine, 0
+        self.deaths, self.machine, self.request_count = deaths, machine, 0
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.asked += 1
+        self.request_count += 1
         json.dumps(request)
-        if self.asked <= self.deaths:
+        if self.request_count <= self.deaths:
             raise DeviceError("a measurement", got="killed")
         pairs = [[2.0, 1.0]] * request["rounds"]
         return {"machine": self.machine, "sites": dict.fromkeys(request["choices"], pairs), "total": pairs}
@@ -75,7 +75,7 @@ def test_a_request_goes_on_where_its_worker_died_and_is_left_out_where_all_do():
     workers = [Dying(0), Dying(MAX_TRIES - 1), Dying(MAX_TRIES)]
     results = Fleet(workers, {}, "here", failures).readings([{"a": tile(1)}, {"a": tile(2)}, {"a": tile(3)}], 4)
     assert [float(r.sites["a"][0, 0] / r.sites["a"][0, 1]) for r in results] == [2.0, 2.0, 0.0]
-    assert [w.asked for w in workers] == [1, MAX_TRIES, MAX_TRIES]
+    assert [w.request_count for w in workers] == [1, MAX_TRIES, MAX_TRIES]
     assert len(failures) == 1 and str(tile(3)) in next(iter(failures))
 
 

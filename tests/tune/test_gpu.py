@@ -61,14 +61,14 @@ class StandIn:
         program = load(Path(request["program"]))
         if self.bench is None or request.get("keep"):
             return {"seconds": [[1.0] * len(program.steps)] * request["runs"]}
-        kernels, tried = {}, {}
+        kernels, attempts = {}, {}
         for (_, choice), (low, _) in self.bench._kernels.items():
             for step in low.steps:
-                kernels[step.kernel.name], tried[step.kernel.name] = step.kernel, choice
-        if any(tried.get(s.kernel) == self.hanging for s in program.steps):
+                kernels[step.kernel.name], attempts[step.kernel.name] = step.kernel, choice
+        if any(attempts.get(s.kernel) == self.hanging for s in program.steps):
             raise DeviceError("a measurement on the GPU", got="its process was killed after 30 s")
         if "compare" not in request:
-            return {"seconds": [[_seconds(tried.get(s.kernel)) for s in program.steps]]}
+            return {"seconds": [[_seconds(attempts.get(s.kernel)) for s in program.steps]]}
         self.compared += 1
         arrays = [np.resize(gpu_runner._random(kind), nbytes) for nbytes, kind in request["inputs"]]
         results = run_planned(program, kernels, arrays)
@@ -92,9 +92,9 @@ def bench(graph: Graph, monkeypatch: pytest.MonkeyPatch, hanging: Choice | None 
     feeds = {
         str(input_label(n)): RANDOM.standard_normal(static_shape(n.shape)).astype(np.float16) for n in graph.inputs
     }
-    made = GpuBench(graph, feeds, features_of("null:cuda:sm_90a"))
-    stand_in.bench = made
-    return made
+    gpu_bench = GpuBench(graph, feeds, features_of("null:cuda:sm_90a"))
+    stand_in.bench = gpu_bench
+    return gpu_bench
 
 
 KINDS = [(product(), Tiling), (product(1), Tiling), (attention(), Flash), (depthwise(), Patch)]
@@ -136,10 +136,10 @@ def test_a_search_finds_what_is_fastest_and_leaves_out_what_hangs(monkeypatch) -
 def test_disturbed_runs_are_not_what_a_model_takes(monkeypatch) -> None:
     """Another process may have the GPU for some of them, of the tuned or the untuned program alone."""
     trials = bench(product(), monkeypatch)
-    runs = iter([3.0, 2.0, 3.0, 9.0, 9.0, 2.0, 9.0, 9.0, *[3.1, 2.1] * 4])
-    monkeypatch.setattr(trials, "_model_seconds", lambda name, count: np.full((count, 1), next(runs)))
-    same = {s.site.key: s.site.untuned for s in trials.spots}
-    assert trials.latency(same, 0.0).tolist() == [[3.0, 2.0], *[[3.1, 2.1]] * 4]
+    durations = iter([3.0, 2.0, 3.0, 9.0, 9.0, 2.0, 9.0, 9.0, *[3.1, 2.1] * 4])
+    monkeypatch.setattr(trials, "_model_seconds", lambda name, count: np.full((count, 1), next(durations)))
+    choices = {s.site.key: s.site.untuned for s in trials.spots}
+    assert trials.latency(choices, 0.0).tolist() == [[3.0, 2.0], *[[3.1, 2.1]] * 4]
 
 
 def test_the_watchdog_kills_what_hangs_and_begins_anew() -> None:

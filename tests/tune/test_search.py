@@ -26,13 +26,13 @@ def spot(key: str, share: float, others: Sequence[Choice], near: Sequence[Choice
 
 class FakeBench:
     """`speed`: of choices over the untuned one, by site. noise: a factor on what rounds of a search (not of the guard)
-    measure. whole: of the model with candidates."""
+    measure. model_ratio: of the model with candidates."""
 
     def __init__(self, spots: Sequence[Spot], speed: dict[tuple[str, Choice], float]) -> None:
         self.spots, self.speed = spots, speed
-        self.noise, self.whole = 1.0, 1.1
+        self.noise, self.model_ratio = 1.0, 1.1
         self.wrong: dict[tuple[str, Choice], str] = {}
-        self.now, self.rounds, self.tried = 0.0, 0, list[Choices]()
+        self.now, self.rounds, self.attempts = 0.0, 0, list[Choices]()
 
     def clock(self) -> float:
         return self.now
@@ -47,13 +47,13 @@ class FakeBench:
         self.now += 1.0
         self.rounds += 1
         if rounds < GUARD_ROUNDS:
-            self.tried.append(choices)
+            self.attempts.append(choices)
         noise = self.noise if rounds < GUARD_ROUNDS else 1.0
         sites = {
             key: np.full((rounds, 2), (1.0, 1 / (noise * self.speed.get((key, choice), 0.9))))
             for key, choice in choices.items()
         }
-        return Readings(sites, np.full((rounds, 2), (1.0, 1 / self.whole)))
+        return Readings(sites, np.full((rounds, 2), (1.0, 1 / self.model_ratio)))
 
     def disagreeing(self, choices: Choices) -> dict[str, str]:
         return {key: self.wrong[key, c] for key, c in choices.items() if (key, c) in self.wrong}
@@ -62,22 +62,22 @@ class FakeBench:
 def search(
     bench: FakeBench, budget: float = 1000.0, known: dict[str, Measured] | None = None
 ) -> tuple[dict[str, Finding], list[Finding]]:
-    written: list[Finding] = []
-    results = Search(bench, known or {}, written.extend, bench.clock, lambda text, seconds: None).run(budget)
-    return {f.spot.site.key: f for f in results}, written
+    entries: list[Finding] = []
+    results = Search(bench, known or {}, entries.extend, bench.clock, lambda text, seconds: None).run(budget)
+    return {f.spot.site.key: f for f in results}, entries
 
 
 def test_the_fastest_choice_is_found_and_written():
     bench = FakeBench([spot("a", 0.5, [tile(7), tile(6)], [tile(5)])], {("a", tile(6)): 1.2, ("a", tile(5)): 1.3})
-    results, written = search(bench)
+    results, entries = search(bench)
     assert results["a"].choice == tile(5) and results["a"].gain == pytest.approx(1.3)
-    assert written[-1] == results["a"]
+    assert entries[-1] == results["a"]
 
 
 def test_what_was_found_beside_another_choice_of_the_model_is_tried_first():
     bench = FakeBench([spot("a", 0.5, [tile(7), tile(6)], [])], {("a", tile(5)): 1.3})
     results, _ = search(bench, known={"a": Measured(tile(5), tile(9))})
-    assert bench.tried[0] == {"a": tile(5)} and results["a"].choice == tile(5)
+    assert bench.attempts[0] == {"a": tile(5)} and results["a"].choice == tile(5)
 
 
 def test_neighbours_are_tried_for_as_long_as_they_help():
@@ -88,20 +88,20 @@ def test_neighbours_are_tried_for_as_long_as_they_help():
     )
     results, _ = search(bench)
     assert results["a"].choice == tile(10)
-    assert [c["a"] for c in bench.tried] == [tile(9), tile(10), tile(11)]
+    assert [c["a"] for c in bench.attempts] == [tile(9), tile(10), tile(11)]
 
 
 def test_a_small_gain_is_no_gain():
     bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): MIN_GAIN - 0.01})
-    results, written = search(bench)
-    assert not results["a"].tuned and [f.choice for f in written] == [BASE]  # that nothing is faster is remembered
+    results, entries = search(bench)
+    assert not results["a"].tuned and [f.choice for f in entries] == [BASE]  # that nothing is faster is remembered
 
 
 def test_what_the_guard_does_not_see_again_is_not_believed():
     bench = FakeBench([spot("a", 0.5, [tile(7), tile(6)])], {("a", tile(7)): 0.99, ("a", tile(6)): 1.0})
     bench.noise = 1.2
-    results, written = search(bench)
-    assert not results["a"].tuned and all(not f.tuned for f in written)
+    results, entries = search(bench)
+    assert not results["a"].tuned and all(not f.tuned for f in entries)
 
 
 def test_the_second_best_comes_after_a_first_that_was_refused():
@@ -114,7 +114,7 @@ def test_the_second_best_comes_after_a_first_that_was_refused():
 
 def test_nothing_is_written_that_makes_the_model_slower():
     bench = FakeBench([spot("a", 0.5, [tile(7)])], {("a", tile(7)): 1.5})
-    bench.whole = 0.98
+    bench.model_ratio = 0.98
     results, _ = search(bench)
     assert not results["a"].tuned
 
@@ -130,33 +130,36 @@ def test_winograd_must_be_worth_its_errors():
 
 
 def test_time_goes_where_the_models_time_is():
-    many = [tile(w) for w in range(20, 60)]
-    spots = [spot("small", 0.02, many), spot("large", 0.9, many), spot("tiny", 0.001, many)]
+    tiles = [tile(w) for w in range(20, 60)]
+    spots = [spot("small", 0.02, tiles), spot("large", 0.9, tiles), spot("tiny", 0.001, tiles)]
     bench = FakeBench(spots, {})
     search(bench, budget=12)
-    tries = {key: sum(key in c for c in bench.tried) for key in ("large", "small", "tiny")}
+    tries = {key: sum(key in c for c in bench.attempts) for key in ("large", "small", "tiny")}
     assert tries["large"] > tries["small"] and tries["tiny"] == 0
     assert bench.now <= 12
 
 
 def test_findings_are_written_before_the_search_ends():
     """A search that is interrupted loses little."""
-    many = [tile(w) for w in range(10, 40)]
-    bench = FakeBench([spot("a", 0.9, many)], {("a", tile(12)): 1.4})
-    written: list[Finding] = []
+    tiles = [tile(w) for w in range(10, 40)]
+    bench = FakeBench([spot("a", 0.9, tiles)], {("a", tile(12)): 1.4})
+    entries: list[Finding] = []
 
     def interrupted(text: str, seconds: float) -> None:
         if seconds > 25:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Search(bench, {}, written.extend, bench.clock, interrupted).run(100.0)
-    assert [f.choice for f in written] == [tile(12)]
+        Search(bench, {}, entries.extend, bench.clock, interrupted).run(100.0)
+    assert [f.choice for f in entries] == [tile(12)]
 
 
 def test_what_is_known_is_left_alone_while_it_holds():
     spots = [spot("a", 0.5, [tile(7)]), spot("b", 0.5, [tile(7)])]
     bench = FakeBench(spots, {})
-    known = {"a": Measured(tile(7), BASE), "b": Measured(tile(7), tile(9))}  # b's was measured against another choice
-    results, _ = search(bench, known=known)
-    assert set(results) == {"b"} and all("a" not in c for c in bench.tried)
+    measured = {
+        "a": Measured(tile(7), BASE),
+        "b": Measured(tile(7), tile(9)),
+    }  # b's was measured against another choice
+    results, _ = search(bench, known=measured)
+    assert set(results) == {"b"} and all("a" not in c for c in bench.attempts)

@@ -69,8 +69,8 @@ def bench(graph: Graph, **sizes: int) -> Workbench:
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A database of one's own, a cache of one's own, and nothing shipped."""
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database and a cache of the test's own, and nothing shipped."""
     path = tmp_path / "own.jsonl"
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("INGOT_TUNING", str(path))
@@ -78,9 +78,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def add(path: Path, site: Site, choice: Choice, over: Choice | None = None) -> None:
+def add(path: Path, site: Site, choice: Choice, baseline: Choice | None = None) -> None:
     machine = tuning.machine_name(host_features(), 2)
-    tuning.add(path, [tuning.Entry(machine, site.key, choice, over or site.untuned, 1e-6, 2e-6)])
+    tuning.add(path, [tuning.Entry(machine, site.key, choice, baseline or site.untuned, 1e-6, 2e-6)])
 
 
 def chunks(graph: Graph) -> list[int]:
@@ -99,7 +99,7 @@ def test_equal_layers_are_one_site():
 def test_every_choice_gives_the_same_results():
     for graph, sizes in ((chain(), {}), (chain(symbol("n")), {"n": 37}), (convolution(), {})):
         work = bench(graph, **sizes)
-        tried = set[str]()
+        visited = set[str]()
         for i in range(30):
             choices = {}
             for spot in work.spots:
@@ -107,29 +107,29 @@ def test_every_choice_gives_the_same_results():
                 results = [*ranked, *work.refine(spot.site, ranked[0]), *work.refine(spot.site, spot.site.untuned)]
                 if i < len(results):
                     choices[spot.site.key] = results[i]
-                    tried.add(results[i].kind)
+                    visited.add(results[i].kind)
             assert work.disagreeing(choices) == {}
-        assert ("winograd" in tried) == (graph.inputs[0].type.rank == 4)
+        assert ("winograd" in visited) == (graph.inputs[0].type.rank == 4)
 
 
-def test_a_measured_choice_changes_the_kernels_and_not_the_results(own: Path):
+def test_a_measured_choice_changes_the_kernels_and_not_the_results(database: Path):
     graph = chain()
     x = feeds(graph)["x"]
     before, expected = chunks(graph), build(graph, threads=2).model()(x)
     site = bench(graph).spots[0].site
     assert isinstance(site.untuned, Direct)
     other = replace(site.untuned, lines=1, width=3, vectors=1, panels=1, tiles=2, blocks=1, prefetch=0)
-    add(own, site, other)
+    add(database, site, other)
     assert chunks(graph) != before
     np.testing.assert_allclose(build(graph, threads=2).model()(x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_what_was_measured_against_another_choice_means_nothing(own: Path):
+def test_what_was_measured_against_another_choice_means_nothing(database: Path):
     graph = chain()
     before, site = chunks(graph), bench(graph).spots[0].site
     assert isinstance(site.untuned, Direct)
     other = replace(site.untuned, width=3, vectors=1, panels=1, tiles=2, blocks=1, prefetch=0)
-    add(own, site, other, over=replace(site.untuned, prefetch=site.untuned.prefetch + 1))
+    add(database, site, other, baseline=replace(site.untuned, prefetch=site.untuned.prefetch + 1))
     assert chunks(graph) == before
 
 
@@ -141,24 +141,24 @@ def test_what_was_measured_against_another_choice_means_nothing(own: Path):
         {"prefetch": 1000},
     ],
 )  # fmt: skip
-def test_a_choice_that_is_none_here_is_ignored(own: Path, changes: dict[str, int]):
+def test_a_choice_that_is_none_here_is_ignored(database: Path, changes: dict[str, int]):
     graph = chain()
     before, site = chunks(graph), bench(graph).spots[0].site
     assert isinstance(site.untuned, Direct)
     hostile = replace(site.untuned, **changes)
     assert not site.admits(hostile)
-    add(own, site, hostile)
+    add(database, site, hostile)
     assert chunks(graph) == before
-    add(own, site, Winograd(4, 16, 64))
+    add(database, site, Winograd(4, 16, 64))
     assert chunks(graph) == before
 
 
-def test_entries_that_mean_nothing_do_not_stop_the_tuner(own: Path):
+def test_entries_that_mean_nothing_do_not_stop_the_tuner(database: Path):
     graph = chain()
     for spot in bench(graph).spots:
         assert isinstance(spot.site.untuned, Direct)
-        add(own, spot.site, replace(spot.site.untuned, width=1000))
-    assert tune(graph, feeds(graph), threads=2, budget=1.0, database=own).seconds > 0
+        add(database, spot.site, replace(spot.site.untuned, width=1000))
+    assert tune(graph, feeds(graph), threads=2, budget=0.1, database=database).seconds > 0
 
 
 def keys(graph: Graph) -> set[str]:
@@ -188,7 +188,7 @@ def test_the_key_tells_apart_what_matters():
     assert keys(Graph((other,), (matmul(other, weights(24, 70)),))) == results[0]
 
 
-def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
+def test_tuning_a_model(database: Path, monkeypatch: pytest.MonkeyPatch):
     """From end to end: a short search writes entries that compiling takes, and results stay."""
     ticks = itertools.count(0.0, 0.02)  # as many steps on a busy machine as on a quiet one
     monkeypatch.setattr("ingot.tune.run.time", SimpleNamespace(monotonic=lambda: next(ticks)))
@@ -196,7 +196,9 @@ def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
     inputs = feeds(graph)
     expected = build(graph, threads=2).model()(**inputs)
     facts: list[str] = []
-    report = tune(graph, inputs, threads=2, budget=1.0, database=own, watch=lambda text, seconds: facts.append(text))
+    report = tune(
+        graph, inputs, threads=2, budget=0.4, database=database, watch=lambda text, seconds: facts.append(text)
+    )
     assert report.wrong_results == () and len(report.rows) == 2 and report.seconds > 0
     assert facts[0] == "compile" and len(facts) > 3
     for row in report.rows:
@@ -204,12 +206,12 @@ def test_tuning_a_model(own: Path, monkeypatch: pytest.MonkeyPatch):
     after = build(graph, threads=2).model()
     np.testing.assert_allclose(after(**inputs), expected, rtol=1e-5, atol=1e-5)
     finished = [r for r in report.rows if r.state != "open"]
-    assert len(tuning.read(own)) == len(finished)
-    again = tune(graph, inputs, threads=2, budget=1.0, database=own)
-    assert [r.state for r in again.rows].count("known") == len(finished)
+    assert len(tuning.read(database)) == len(finished)
+    retuned = tune(graph, inputs, threads=2, budget=0.2, database=database)
+    assert [r.state for r in retuned.rows].count("known") == len(finished)
 
 
-def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: pytest.MonkeyPatch):
+def test_findings_that_make_calls_slower_are_taken_back(database: Path, monkeypatch: pytest.MonkeyPatch):
     class Finds(Search):
         def run(self, budget: float) -> list[Finding]:
             result = [Finding(s, self.bench.candidates(s.site)[0], 1e-6, 2e-6) for s in self.bench.spots]
@@ -218,16 +220,16 @@ def test_findings_that_make_calls_slower_are_taken_back(own: Path, monkeypatch: 
 
     graph = chain()
     monkeypatch.setattr("ingot.tune.run.Search", Finds)
-    for seconds, kept in ((0.9, True), (1.2, False)):
+    for seconds, is_kept in ((0.9, True), (1.2, False)):
         pairs = np.array([[1.0, seconds]] * 3)
         monkeypatch.setattr(Workbench, "latency", lambda self, choices, budget, pairs=pairs: pairs)
-        report = tune(graph, feeds(graph), threads=2, budget=1.0, database=own, again=True)
-        assert report.withdrawn_count == (0 if kept else 2)
-        entries = [e for e in tuning.read(own).values() if isinstance(e, tuning.Entry)]
-        assert entries and all((e.choice != e.baseline) == kept for e in entries)
+        report = tune(graph, feeds(graph), threads=2, budget=1.0, database=database, again=True)
+        assert report.withdrawn_count == (0 if is_kept else 2)
+        entries = [e for e in tuning.read(database).values() if isinstance(e, tuning.Entry)]
+        assert entries and all((e.choice != e.baseline) == is_kept for e in entries)
 
 
-def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tmp_path: Path):
+def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(database: Path, tmp_path: Path):
     path = models.save(models.classifier(), tmp_path / "m.onnx")
     first = ingot.compile(path, threads=2)
     assert isinstance(first, CompiledModel)
@@ -235,25 +237,25 @@ def test_a_tuned_recompile_is_not_answered_from_an_old_cache_entry(own: Path, tm
     entries = len(list(folder.rglob("*.entry")))
     ingot.compile(path, threads=2)
     assert len(list(folder.rglob("*.entry"))) == entries
-    add(own, bench(chain()).spots[0].site, Winograd(4, 16, 64))
+    add(database, bench(chain()).spots[0].site, Winograd(4, 16, 64))
     ingot.compile(path, threads=2)
     assert len(list(folder.rglob("*.entry"))) == entries + 1
 
 
 def test_kept_values_last_two_turns_or_forever():
-    made: list[str] = []
+    built_names: list[str] = []
 
     def get(names: Sequence[str]) -> None:
         for name in names:
-            kept.get(name, lambda name=name: made.append(name))
+            generations.get(name, lambda name=name: built_names.append(name))
 
-    kept: Generations[None] = Generations()
+    generations: Generations[None] = Generations()
     get("ab")
-    kept.advance(pin=True)
+    generations.advance(pin=True)
     get("c")
-    kept.advance()
+    generations.advance()
     get("ac")
-    kept.advance()
-    kept.advance()
+    generations.advance()
+    generations.advance()
     get("abc")
-    assert made == ["a", "b", "c", "c"]
+    assert built_names == ["a", "b", "c", "c"]

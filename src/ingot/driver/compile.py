@@ -313,7 +313,8 @@ def to_model(program: Program, options: Options, convention: Convention | None =
     unloaded = unloaded_program(program, options.threads)
     if unloaded is not None:
         return CompiledModel(unloaded, convention=convention)
-    loaded = LoadedProgram(program, options.threads, options.device_memory, export_library)
+    packed = (0, 0) if convention is None else convention.packed
+    loaded = LoadedProgram(program, options.threads, options.device_memory, export_library, packed)
     return CompiledModel(loaded, convention=convention)
 
 

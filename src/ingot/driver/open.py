@@ -321,7 +321,7 @@ def open_imported_torch(imported: ImportedModel) -> Opened:
         executable.returns_tensors = not executable.inputs
         return imported.caller(executable.run)
 
-    return Opened(imported.graph, Convention(imported.inputs.flatten, bind, to_torch), imported.state)
+    return Opened(imported.graph, Convention(imported.inputs.flatten, bind, to_torch, imported.packed), imported.state)
 
 
 def _torchscript(source: Any, request: Request) -> Opened:

@@ -80,7 +80,7 @@ class StagedExecution(Executable):
     def _compute(self, stage: NumericStage, values: Mapping[str, Any]) -> dict[str, Any]:
         tensors = stage.tensors(values)
         model = self._program(stage, values)
-        # of values that decide, only the program knows how many members a sequence among its outputs has
+        # where values decide, only the program knows how many members a sequence among its outputs has
         program = model.for_inputs(*(tensors[spec.name] for spec in model.inputs))
         results = program.run([tensors[spec.name] for spec in program.inputs])
         return stage.restored(dict(zip((spec.name for spec in program.outputs), results, strict=True)))

@@ -1,10 +1,10 @@
 """The calls of a pair of forward and backward programs, without what AOTAutograd's runtime does for other graphs.
 
-AOTAutograd wraps both programs in an `autograd.Function` that handles mutated and aliased inputs, tensor subclasses,
-random states and open sizes: some 30 of the 55 microseconds that torch adds to a forward and a backward pass. A graph
-that has none of these gets a subclass of that function, which calls the programs directly. It saves what AOTAutograd's
-saves, so that whatever is rare (double backward, a retained graph, a cotangent of other strides or of a subclass,
-compiled autograd) is left to the methods that it inherits.
+AOTAutograd wraps both programs in an `autograd.Function` that handles aliased inputs, tensor subclasses and random
+states: some 30 of the 55 microseconds that torch adds to a forward and a backward pass. A graph that has none of these
+gets a subclass of that function, which calls the programs directly; its sizes may be open, and it may write into its
+inputs, as a batch norm does. It saves what AOTAutograd's saves, so that whatever is rare (double backward, a retained
+graph, a cotangent of a subclass, compiled autograd) is left to the methods that it inherits.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd import runtime_wrappers
 from torch.compiler import disable
 
 from ingot.support.dataclass import dataclass
 
 Program = Callable[[list[Any]], Sequence[Any]]
 _torch_c: Any = torch._C
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, int)
+# marks axes of open size, for graphs that read the tensor later
+_mark_open: Any = getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None)
 _NONE_OF = (
-    "num_mutated_inp_runtime_indices", "num_mutated_graph_handled_indices", "num_outputs_aliased",
-    "num_unsafe_view_outputs", "num_intermediate_bases", "dynamic_outputs", "dynamic_saved_tensors_idxs",
+    "num_mutated_inp_runtime_indices", "num_outputs_aliased", "num_unsafe_view_outputs", "num_intermediate_bases",
     "is_rng_op_functionalized", "num_graphsafe_rng_states", "tokens", "num_backward_tokens", "act_input_indices",
-    "indices_of_inputs_that_requires_grad_with_mutations_in_bw", "num_symints_saved_for_bw",
-    "num_opaque_objects_saved_for_bw", "num_tensors_saved_with_no_vc_check", "deterministic",
+    "indices_of_inputs_that_requires_grad_with_mutations_in_bw", "num_opaque_objects_saved_for_bw",
+    "num_tensors_saved_with_no_vc_check", "deterministic",
 )  # fmt: skip
 
 
@@ -65,7 +67,7 @@ class DirectCalls:
                 function = _function_of(results)
                 if function is not None and self._may_replace(function, args):
                     counters["ingot"]["direct_calls"] += 1
-                    self._apply = self._direct(function).apply
+                    self._apply = self._direct(function)
             return results
 
         return call
@@ -79,6 +81,9 @@ class DirectCalls:
             if function.maybe_subclass_metadata is not None or not function.boxed_grads_call:
                 return False
             outputs, inputs = metadata.output_info, metadata.input_info
+            has_open_sizes = metadata.dynamic_outputs or metadata.dynamic_saved_tensors_idxs
+            if (has_open_sizes and _mark_open is None) or metadata.num_symints_saved_for_bw is None:
+                return False
             tangents = [o for o in outputs if o.requires_grad]
             formats = [getattr(m, "memory_format", None) for m in metadata.subclass_tangent_meta]
             return (
@@ -96,13 +101,17 @@ class DirectCalls:
         except AttributeError:  # another version of torch
             return False
 
-    def _direct(self, function: Any) -> Any:
-        """A subclass of AOTAutograd's autograd.Function that calls the programs."""
+    def _direct(self, function: Any) -> Callable[..., Any]:
+        """The call of a subclass of AOTAutograd's autograd.Function that calls the programs."""
         forward_program, backward_program = self.forward, self.backward
         assert forward_program is not None and backward_program is not None
         metadata = function.metadata
         count = metadata.num_forward_returns
         saved_slice = metadata.tensors_saved_for_backwards_with_vc_check_slice
+        sizes_slice = metadata.symints_saved_for_backwards_slice
+        open_saved = [*metadata.dynamic_saved_tensors_idxs.items()]
+        open_outputs = [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
+        written = [*metadata.mutated_graph_handled_indices_seen_by_autograd]
         constant = [i for i, o in enumerate(metadata.output_info) if not o.requires_grad]
         metas = iter(metadata.subclass_tangent_meta)
         cotangents = [
@@ -116,9 +125,15 @@ class DirectCalls:
             @staticmethod
             def forward(ctx: Any, *args: Any) -> Any:
                 results = forward_program([*args])
-                ctx.save_for_backward(*[x.detach() if x._is_view() else x for x in results[saved_slice]])
-                ctx.symints = ctx._tensors_no_vc_check = ctx.opaque_objects = ()
+                saved = [x.detach() if x._is_view() else x for x in results[saved_slice]]
+                for i, axes in open_saved:
+                    _mark_open(saved[i], axes)
+                ctx.save_for_backward(*saved)
+                ctx.symints = results[sizes_slice]
+                ctx._tensors_no_vc_check = ctx.opaque_objects = ()
                 outputs = results[:count]
+                for i, axes in open_outputs:
+                    _mark_open(outputs[i], axes)
                 if constant:
                     ctx.mark_non_differentiable(*[outputs[i] for i in constant])
                 ctx._materialize_non_diff_grads = False
@@ -128,14 +143,25 @@ class DirectCalls:
             @disable  # `backward()` may be called in a frame that dynamo compiles
             def backward(ctx: Any, grads: list[Any]) -> Any:
                 is_rare = torch.is_grad_enabled() or is_deterministic() or keeps_graph() or interpreter() is not None
-                if is_rare or not all([layout.fits(grads[i]) for i, layout in cotangents]):
+                fitted = [] if is_rare else [layout.fitted(grads[i]) for i, layout in cotangents]
+                if is_rare or any([g is None for g in fitted]):
                     return function.backward(ctx, grads)
-                inputs = [*ctx.saved_tensors, *[grads[i] for i, _ in cotangents]]
+                inputs = [*ctx.symints, *ctx.saved_tensors, *fitted]
+                del fitted
                 grads.clear()
                 ctx.maybe_clear_saved_tensors()
                 return tuple(backward_program(inputs))
 
-        return CompiledFunction
+        apply: Callable[..., Any] = CompiledFunction.apply
+        if not written:
+            return apply
+
+        def apply_and_count(*args: Any) -> Any:
+            results = apply(*args)
+            torch.autograd.graph.increment_version([args[i] for i in written])
+            return results
+
+        return apply_and_count
 
 
 @dataclass(frozen=True)
@@ -150,13 +176,17 @@ class _Layout:
     def of(cls, traced: Any) -> _Layout:
         return cls(traced.memory_format, traced.size, traced.stride)
 
-    def fits(self, x: Any) -> bool:
-        """Whether `x` is a plain tensor of this layout."""
+    def fitted(self, x: Any) -> torch.Tensor | None:
+        """`x` in this layout, a copy where it has other strides; None where it is no plain tensor of this shape."""
         if type(x) is not torch.Tensor:
-            return False
+            return None
         if self.memory_format is not None:
-            return x.is_contiguous(memory_format=self.memory_format)
-        return x.shape == self.shape and x.stride() == self.strides
+            return x.contiguous(memory_format=self.memory_format)
+        if x.shape != self.shape or self.strides is None:
+            return None
+        if x.stride() == self.strides:
+            return x
+        return torch.empty_strided(x.shape, self.strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _function_of(results: Sequence[Any]) -> Any:

@@ -47,6 +47,7 @@ from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
 from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, report_program
 from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
+from ingot.integrations.torch_packing import cut_packed_input, packed_partition, packed_result
 from ingot.ops import draws_random
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.state import RANDOM
@@ -148,7 +149,7 @@ def ingot_backend(
             fw_compiler=compile_forward,
             bw_compiler=_untraced(compile_backward),
             inference_compiler=compile_inference,
-            partition_fn=partition,
+            partition_fn=packed_partition(partition) if _is_compile(compile_model) and not splits else partition,
             decompositions=table,
             keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
@@ -229,9 +230,10 @@ _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 class _Specialized:
     """A functional graph, compiled for the parameters of the last call, and compiled again when they change.
 
-    An int input is a symbolic size of the graph. If it is 0 or negative, it is a constant of a separate program. If an
-    op needs constants (a stride), all ints are constants; if that is not enough, the sizes of tensors are, too (the
-    window of a transposed convolution). It is called with a list of the graph's inputs.
+    An int input is a symbolic size of the graph. If it is 0 or negative, or does not tell the sizes that it is computed
+    from, it is a constant of a separate program. If an op needs constants (a stride), all ints are constants; if that
+    is not enough, the sizes of tensors are, too (the window of a transposed convolution). It is called with a list of
+    the graph's inputs.
     """
 
     _boxed_call = True  # AOTAutograd's name for functions of one list
@@ -248,14 +250,22 @@ class _Specialized:
         gpu = self._gpu = gpu_of(graph.graph)
         self._writes = InPlaceWrites(graph.graph)
         read, self._memory = cut_memory(graph.graph)
-        self.results = cut_results(graph.graph, saved, self._writes.count)
+        self.results = cut_results(graph.graph, saved, self._writes.count, packed_result(graph.graph))
+        self._packed = cut_packed_input(graph.graph)
         self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
         self._places = [] if gpu is None else _devices(graph.graph)
+        if self.results.packed_count > 1:
+            del self._places[1 - self.results.packed_count :]  # they are one
         inputs = enumerate((*example_inputs, *(n.meta["val"] for n in read)))
         self._orders = {i: order for i, v in inputs if i not in fixed and (order := order_of(v))}
+        if self._packed is not None:
+            first = len(placeholders(graph.graph)) - len(self._packed.orders)
+            self._orders |= dict(enumerate(self._packed.orders, first))
+        # how many of the last inputs and results are packed
+        self._counts = 0 if self._packed is None else len(self._packed.orders), self.results.packed_count
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
-        self._ints, self._sizes = ints(graph.graph)
+        self._ints, self._sizes, self._unsolved = ints(graph.graph)
         self._unread = unread(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
@@ -278,6 +288,8 @@ class _Specialized:
         in_place = self._in_place
         if mask is not None:
             inputs = [*compress(inputs, mask)]
+        if self._packed is not None:
+            inputs = [*inputs, args[self._packed.position]]
         report_program(run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
         if self._places:
@@ -301,7 +313,7 @@ class _Specialized:
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """(position, value) of the ints that are constants of the program."""
         if self._level == 0:
-            return tuple([(i, args[i]) for i in self._ints if args[i] < 1])
+            return tuple([(i, args[i]) for i in self._ints if args[i] < 1 or i in self._unsolved])
         return tuple([(i, args[i]) for i in (self._ints if self._level == 1 else self._sizes)])
 
     def _specialized(
@@ -310,7 +322,13 @@ class _Specialized:
         constants = self._constants.tensors
         try:
             model = import_flat(
-                self._graph, constants, dict(numbers), self._orders, self.results.orders, self._in_place
+                self._graph,
+                constants,
+                dict(numbers),
+                self._orders,
+                self.results.orders,
+                self._in_place,
+                self._counts,
             )
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):

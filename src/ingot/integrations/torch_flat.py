@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from ingot.frontends.torch.aten.complex import complex_of
 from ingot.frontends.torch.convert import Sizes, data_reads
 from ingot.frontends.torch.importer import Importer, constant
-from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, ImportedModel, InputAdapter, Leaf
+from ingot.frontends.torch.model import COMPLEX, NUMBER, SIZE, TENSOR, ImportedModel, InputAdapter, Leaf, OutputAdapter
 from ingot.frontends.torch.program import limited, output_adapter, tensor_input
 from ingot.frontends.torch.tracing.guards import equations
 from ingot.frontends.torch.tracing.layouts import Order, inverse
@@ -31,6 +31,7 @@ from ingot.ops import Transpose
 from ingot.support.errors import ImportModelError
 
 _NO_WRITES: Mapping[int, Any] = MappingProxyType({})
+_PACKED = "packed"  # the name of a tensor that others lie in
 
 
 def placeholders(graph: fx.Graph) -> list[fx.Node]:
@@ -39,12 +40,16 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 def unread(graph: fx.Graph) -> set[int]:
     """Positions of inputs that the graph does not read: hooks for compiled autograd's backward pass, which only pass
-    through, and ints that are in no size (the length of a cache, which Python code counts)."""
+    through, ints that are in no size (the length of a cache, which Python code counts), and a tensor that other inputs
+    lie in."""
     values = {i: n.meta.get("val") for i, n in enumerate(placeholders(graph)) if not n.users}
     ints = {i: v.node.expr for i, v in values.items() if isinstance(v, torch.SymInt)}
     read = {symbol for v in _shapes(graph) for symbol in v.free_symbols} if ints else set[sympy.Basic]()
     unused = {i for i, e in ints.items() if read.isdisjoint(e.free_symbols)}
-    return unused | {i for i, n in enumerate(placeholders(graph)) if isinstance(n.meta.get("val"), BackwardState)}
+    inputs = [*enumerate(placeholders(graph))]
+    return unused | {
+        i for i, n in inputs if isinstance(n.meta.get("val"), BackwardState) or n.meta.get("is_packed", False)
+    }
 
 
 def _shapes(graph: fx.Graph) -> Iterator[sympy.Expr]:
@@ -58,12 +63,24 @@ def _shapes(graph: fx.Graph) -> Iterator[sympy.Expr]:
                 )
 
 
-def ints(graph: fx.Graph) -> tuple[list[int], list[int]]:
-    """Positions of the ints that are read but are not sizes of input tensors, and positions of all that are read."""
+def ints(graph: fx.Graph) -> tuple[list[int], list[int], frozenset[int]]:
+    """Positions of the ints that are read but are not sizes of input tensors, positions of all that are read, and those
+    of which the sizes that they are computed from cannot be told (-s0, s0 * s1)."""
     values, skipped = [n.meta.get("val") for n in placeholders(graph)], unread(graph)
     sizes = {d.node.expr for v in values if isinstance(v, torch.Tensor) for d in v.shape if isinstance(d, torch.SymInt)}
     ints = [(i, v.node.expr) for i, v in enumerate(values) if isinstance(v, torch.SymInt) and i not in skipped]
-    return [i for i, e in ints if e not in sizes], [i for i, _ in ints]
+    known = {s for e in (*sizes, *(e for _, e in ints)) if (s := _solved_symbol(e)) is not None}
+    unsolved = frozenset(i for i, e in ints if not e.free_symbols <= known)
+    return [i for i, e in ints if e not in sizes], [i for i, _ in ints], unsolved
+
+
+def _solved_symbol(e: Any) -> Any:
+    """The symbol s of a * s + b with a > 0; None for any other expression."""
+    if len(e.free_symbols) != 1:
+        return None
+    (s,) = e.free_symbols
+    slope = e.coeff(s)
+    return s if slope.is_positive and not (e - slope * s).free_symbols else None
 
 
 def import_flat(
@@ -73,12 +90,14 @@ def import_flat(
     orders: Mapping[int, Order] = _NO_WRITES,
     result_orders: Sequence[Order | None] = (),
     in_place: Mapping[int, int] = _NO_WRITES,
+    packed: tuple[int, int] = (0, 0),
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 
     constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
     which the model takes inputs or returns results, by position. in_place: the numbers of results that are new values
-    of inputs, by the positions of these; both are state of the graph.
+    of inputs, by the positions of these; both are state of the graph. packed: how many of
+    the last inputs and results the caller has in one tensor each.
     """
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
@@ -118,15 +137,24 @@ def import_flat(
         raise UnsupportedNodesError(importer.unsupported, importer.refused)
     new_values = [outputs[in_place[i]] for i in state]
     outputs = [value for n, value in enumerate(outputs) if n not in {in_place[i] for i in state}]
-    flat_out = pytree.tree_flatten(tuple(range(len(outputs))))[1]
-    flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
-    adapter, results = output_adapter(outputs, flat_out)
-    state_results = output_adapter(new_values, pytree.tree_flatten(tuple(range(len(new_values))))[1])[1]
+    adapter, results = output_adapter(outputs, _flat(len(outputs)))
+    state_results = output_adapter(new_values, _flat(len(new_values)))[1]
     names = tuple(f"input {i}" for i in state)
     outputs_names = (*(f"next {name}" for name in names), *adapter.names)
     graph = sizes.graph([*inputs, *state.values()], [*state_results, *results], outputs_names)
     graph = replace(limited(graph, ranges, (), sizes), state=names)
-    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter)
+    packed_inputs, packed_results = packed
+    if packed_inputs:
+        leaves[-packed_inputs:] = [Leaf(_PACKED, TENSOR)]
+    if packed_results:
+        count, last = len(outputs) - packed_results, (TENSOR, len(results) - packed_results)
+        adapter = OutputAdapter(_flat(count + 1), (*adapter.leaves[:count], last), (*adapter.names[:count], _PACKED))
+    flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
+    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter, packed=packed)
+
+
+def _flat(count: int) -> pytree.TreeSpec:
+    return pytree.tree_flatten(tuple(range(count)))[1]
 
 
 def _permuted(value: object, order: Order | None) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -36,12 +36,14 @@ class Array:
 
     @staticmethod
     def deferred(
-        dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray], make_rows: Rows | None = None
-    ) -> Array:
+        dtype: np.dtype, shape: tuple[int, ...], make: Callable[[], np.ndarray], make_rows: Rows | None = None,
+        key: Hashable | None = None,
+    ) -> Array:  # fmt: skip
         """The array that `make` returns, of this dtype and shape. A small one is computed immediately. make_rows: makes
-        a range of its rows alone, if that is cheaper."""
+        a range of its rows alone, if that is cheaper. key: arrays of equal keys are equal; None: no other is."""
         array = object.__new__(Array)
-        array.dtype, array.shape, array._make, array._key = dtype, shape, make, id(make)
+        array.dtype, array.shape, array._make = dtype, shape, make
+        array._key = id(make) if key is None else key
         array._make_rows = make_rows
         return Array(make()) if array.nbytes <= Array.MAX_CONTENT_KEY_BYTES else array
 

@@ -11,7 +11,7 @@ several results makes a node with several types, read through `Project`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from functools import cache, cached_property
 from typing import ClassVar, Self, TypeAlias
@@ -321,9 +321,13 @@ def splat_of(node: Node) -> np.generic | None:
     return node.constant.splat if node.constant is not None else None
 
 
-def deferred_const(like: TensorType, make: Callable[[], np.ndarray], loc: str = "", rows: Rows | None = None) -> Node:
-    """Return a constant node of type `like` with the array that `make` returns when it is read. rows: as of `Array`."""
-    return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make, rows))(loc=loc)
+def deferred_const(
+    like: TensorType, make: Callable[[], np.ndarray], loc: str = "", rows: Rows | None = None,
+    key: Hashable | None = None,
+) -> Node:  # fmt: skip
+    """Return a constant node of type `like` with the array that `make` returns when it is read. rows, key: as of
+    `Array`."""
+    return Const(Array.deferred(like.dtype.numpy, static_shape(like.shape), make, rows, key))(loc=loc)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def static_shape(shape: Shape) -> tuple[int, ...]:
 class WeightAxes:
     """The axes of the weights w, operand 1 of a sum of products x * w.
 
-    out: the output axis of w. result: the same axis in the result. summed: the contracted axes of x and of w; with
+    out: the output axis of w. result: the same axis in the result. contracted: the contracted axes of x and of w; with
     several groups, each contracts its part of x's. groups: their number. plain: w has no other axes, such as a
     window's.
     """

@@ -1,10 +1,10 @@
 """The program that generates: a chunk of a sequence, then a loop of steps of one token each, with sampling in it.
 
-    logits = chunk(ids);  token = sample(logits)
+    if tokens > 1:  token = sample(chunk(ids))
     while turns < count and not done:  token = sample(step(token))
 
 One program has both, so that weights and caches exist once and one native call generates several tokens. A prompt is
-one or more chunks, all but the last with a count of 0; later calls have a chunk of the last token.
+one or more chunks, all but the last with a count of 0; later calls have a chunk of the last token, which is a step.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot import ops
-from ingot.ir.dims import symbol
+from ingot.ir.dims import dim_min, symbol
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, boolean, i64
 from ingot.language.attention import Chunk
@@ -32,8 +32,9 @@ def generate(network: Network, form: CacheForm, max_tokens: int = 16, *, has_len
 
     The first `turns` tokens are valid: `count`, at most `max_tokens`, or fewer if all sequences reached a token of
     `stops` (-1: none). Tokens of a sequence after its stop token are to be ignored. is_prompt: whether the ids count as
-    part of the prompt for penalties; generated ids were counted before. logits: of the chunk's last token, before
-    sampling. has_lengths: attention of the loop reads lengths from memory, so that the host need not know them.
+    part of the prompt for penalties; generated ids were counted before. logits: from which the last token was drawn or,
+    if there is none, would be. has_lengths: attention of the loop reads lengths from memory, so that the host need not
+    know them.
 
     State: the caches, the sampler's `bias` and `counts`.
     """
@@ -43,19 +44,22 @@ def generate(network: Network, form: CacheForm, max_tokens: int = 16, *, has_len
     sampler_inputs, caches = Sampler.inputs(form.batch, network.vocabulary), form.inputs()
     start = ops.reshape(at, ())
 
-    x, after = network.hidden(ids, Chunk(START, start), form, caches)
-    logits = network.logits(last(x))
-    sampler = sampler_inputs.with_counted(ids, ops.scalar(False, boolean), is_prompt)
     limit = ops.minimum(count, max_tokens)
-    position = ops.add(start, ops.scalar(TOKENS, i64))
-    token = sampler.tokens(logits, position)
-    has_tokens = ops.compare("GT", limit, 0)
-    sampler = sampler.with_counted(ops.expand_dims(token, 1), ops.scalar(True, boolean), has_tokens)
-    tokens = _with_token(ops.full((form.batch, max_tokens), 0, i64), token, ops.scalar(0, i64))
-
-    first = _Loop(
-        ops.scalar(1, i64), limit, position, token, tokens, _is_stop(token, stops), stops, sampler, tuple(after)
+    token = ops.index_axis(ids, 1, TOKENS - 1)
+    is_counted = ops.and_(is_prompt, ops.compare("EQ", ops.scalar(TOKENS, i64), 1))
+    before = _Loop(
+        ops.scalar(0, i64),
+        limit,
+        ops.add(start, ops.scalar(TOKENS - 1, i64)),
+        token,
+        ops.full((form.batch, max_tokens), 0, i64),
+        ops.full((form.batch,), False, boolean),
+        ops.full((form.batch, network.vocabulary), 0.0),
+        stops,
+        sampler_inputs.with_counted(ops.expand_dims(token, 1), ops.scalar(False, boolean), is_counted),
+        caches,
     )
+    first = _after_chunk(network, form, before, ids, start, is_prompt)
     results = ops.While(_loop_condition(first), _step(network, form, first, has_lengths))(*first.values).results
     final = first.of(results)
     turns = ops.minimum(final.turns, limit)
@@ -72,9 +76,9 @@ def generate(network: Network, form: CacheForm, max_tokens: int = 16, *, has_len
             sampler_inputs.bias,
             sampler_inputs.counts,
         ),
-        (*final.caches, final.sampler.bias, final.sampler.counts, final.tokens, turns, logits, start),
+        (*final.caches, final.sampler.bias, final.sampler.counts, final.tokens, turns, final.logits),
         (*(f"next {name}" for name in state), "tokens", "turns", "logits"),
-        **limits(form),
+        bounds=(("tokens", 1, form.context),),
         state=state,
     )
 
@@ -89,6 +93,7 @@ class _Loop:
     token: Node
     tokens: Node
     is_done: Node
+    logits: Node
     stops: Node
     sampler: Sampler
     caches: tuple[Node, ...]
@@ -96,24 +101,58 @@ class _Loop:
     @property
     def values(self) -> tuple[Node, ...]:
         s = self.sampler
-        loop_values = (self.turns, self.count, self.position, self.token, self.tokens, self.is_done, self.stops)
-        return (*loop_values, *s.settings, s.bias, s.counts, *self.caches)
+        progress = (self.turns, self.count, self.position, self.token, self.tokens, self.is_done, self.logits)
+        return (*progress, self.stops, *s.settings, s.bias, s.counts, *self.caches)
 
     def of(self, values: Sequence[Node]) -> _Loop:
         """The same of other nodes, in the order of `values`."""
-        turns, count, position, token, tokens, is_done, stops, *rest = values
+        turns, count, position, token, tokens, is_done, logits, stops, *rest = values
         n = len(self.sampler.settings)
         sampler = Sampler(tuple(rest[:n]), rest[n], rest[n + 1])
-        return _Loop(turns, count, position, token, tokens, is_done, stops, sampler, tuple(rest[n + 2 :]))
+        return _Loop(turns, count, position, token, tokens, is_done, logits, stops, sampler, tuple(rest[n + 2 :]))
 
     def inputs(self) -> _Loop:
         return self.of([Input(f"value {i}", n.type)() for i, n in enumerate(self.values)])
+
+    def sampled(self, logits: Node, position: Node, sampler: Sampler, caches: Sequence[Node]) -> _Loop:
+        """The values after a token at `position` is drawn. sampler: with the counts of all tokens before."""
+        token = sampler.tokens(logits, position)
+        is_generated, is_counted = ops.scalar(True, boolean), ops.compare("GT", self.count, 0)
+        return _Loop(
+            ops.add(self.turns, 1),
+            self.count,
+            position,
+            token,
+            _with_token(self.tokens, token, self.turns),
+            ops.or_(self.is_done, _is_stop(token, self.stops)),
+            logits,
+            self.stops,
+            sampler.with_counted(ops.expand_dims(token, 1), is_generated, is_counted),
+            tuple(caches),
+        )
+
+
+def _after_chunk(network: Network, form: CacheForm, before: _Loop, ids: Node, start: Node, is_prompt: Node) -> _Loop:
+    """The values after a chunk and the token that follows it. A single token is none: it is left to the loop."""
+    count = ops.scalar(dim_min(TOKENS // 2, 1), i64)
+    invariants = ids, start, is_prompt, count
+    operands = *invariants, *before.values
+    inputs = tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+    ids, start, is_prompt, count = inputs[: len(invariants)]
+    v = before.of(inputs[len(invariants) :])
+    x, caches = network.hidden(ids, Chunk(START, start), form, v.caches)
+    sampler = v.sampler.with_counted(ids, ops.scalar(False, boolean), is_prompt)
+    after = v.sampled(network.logits(last(x)), ops.add(start, ops.scalar(TOKENS, i64)), sampler, caches)
+    cond = Graph(inputs, (ops.compare("LT", v.turns, count),))
+    sizes, conditions = (limits(form)[name] for name in ("sizes", "conditions"))
+    body = Graph(inputs, (*inputs[: len(invariants)], *after.values, start), sizes=sizes, conditions=conditions)
+    return before.of(ops.While(cond, body)(*operands).results[len(invariants) :])
 
 
 def _loop_condition(values: _Loop) -> Graph:
     v = values.inputs()
     waiting = ops.Not()(ops.reduce("and", v.is_done))
-    return Graph(v.values, (ops.and_(ops.compare("LT", v.turns, v.count), waiting),))
+    return Graph(v.values, (ops.and_(ops.compare("LT", v.turns, ops.maximum(v.count, 1)), waiting),))
 
 
 def _step(network: Network, form: CacheForm, values: _Loop, has_lengths: bool) -> Graph:
@@ -121,19 +160,7 @@ def _step(network: Network, form: CacheForm, values: _Loop, has_lengths: bool) -
     at = Chunk(None if has_lengths else END_POSITION - 1, v.position)
     x, caches = network.hidden(ops.expand_dims(v.token, 1), at, form, v.caches)
     position = ops.add(v.position, 1)
-    token = v.sampler.tokens(network.logits(last(x)), position)
-    true_node = ops.scalar(True, boolean)
-    after = _Loop(
-        ops.add(v.turns, 1),
-        v.count,
-        position,
-        token,
-        _with_token(v.tokens, token, v.turns),
-        ops.or_(v.is_done, _is_stop(token, v.stops)),
-        v.stops,
-        v.sampler.with_counted(ops.expand_dims(token, 1), true_node, true_node),
-        tuple(caches),
-    )
+    after = v.sampled(network.logits(last(x)), position, v.sampler, caches)
     if has_lengths:
         return Graph(v.values, after.values)
     return Graph(v.values, (*after.values, position), sizes=((str(END_POSITION), form.context),))

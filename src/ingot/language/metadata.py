@@ -52,7 +52,7 @@ _NORMALIZED = {"llama", "qwen3moe", "granite"}  # mixtures that normalize the we
 _PERIODS = {"gemma2": 2, "gemma3": 6}  # every n-th layer has no window
 # the largest models of a family scale their scores by width / heads instead of the explicit head width
 _WIDE_LAYERS = {"gemma2": 46, "gemma3": 62}
-_LOCAL_BASE = 10000.0
+_LOCAL_ROPE_BASE = 10000.0
 
 
 def from_metadata(values: Mapping[str, Any]) -> Architecture:
@@ -114,7 +114,7 @@ def _layers(m: Settings, family: str, head_width: int, context: int) -> tuple[La
     period = _PERIODS.get(family, 0)
     sliding = [bool(window) and bool(not period or (i + 1) % period) for i in range(count)]
     rope = None if FAMILIES[family].get("positions") else _rope(m, family, head_width, context)
-    local = Rope(rope.width, _LOCAL_BASE) if rope and family == "gemma3" else rope
+    local = Rope(rope.width, _LOCAL_ROPE_BASE) if rope and family == "gemma3" else rope
     experts = _experts(m, family)
     layers = [Layer(window if s else 0, local if s else rope, experts) for s in sliding]
     if family == "lfm2":

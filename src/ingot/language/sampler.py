@@ -62,16 +62,11 @@ class Sampler:
 
     def draw(self, scores: Node, position: Node) -> Node:
         """The tokens that are drawn from weighed logits."""
-        best = ops.arg_reduce("max", scores, 1)
         is_greedy = ops.compare("LE", self["temperature"], 0.0)
-        # a temperature near 0 selects the largest logit, instead of comparing infinities
-        temperature = ops.maximum(self["temperature"], 1e-6)
-        largest = ops.reduce_max(scores, 1, keepdims=True)
-        scaled = ops.div(ops.sub(scores, largest), temperature)
-        key = ops.counted_key(self["seed"], position)
-        operands = (self["top_k"], self["top_p"], self["min_p"], scaled, key)
-        branches = (_greedy(operands, best), *(_drawn(operands, best, count) for count in self._counts(scores)))
-        return ops.Case(branches)(self._branch(is_greedy, len(branches)), *operands, best)
+        names = "temperature", "top_k", "top_p", "min_p", "seed"
+        operands = (*(self[name] for name in names), scores, position)
+        branches = (_greedy(operands), *(_drawn(operands, count) for count in self._counts(scores)))
+        return ops.Case(branches)(self._branch(is_greedy, len(branches)), *operands)
 
     def with_counted(self, tokens: Node, is_generated: Node, is_counted: Node) -> Sampler:
         """The sampler with counts that include `tokens`, i64[batch, n]. is_generated: bool[]; otherwise they belong to
@@ -113,15 +108,19 @@ def _inputs(operands: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
 
 
-def _greedy(operands: tuple[Node, ...], best: Node) -> Graph:
-    inputs = _inputs((*operands, best))
-    return Graph(inputs, (inputs[-1],))
+def _greedy(operands: tuple[Node, ...]) -> Graph:
+    inputs = _inputs(operands)
+    return Graph(inputs, (ops.arg_reduce("max", inputs[-2], 1),))
 
 
-def _drawn(operands: tuple[Node, ...], best: Node, count: int) -> Graph:
+def _drawn(operands: tuple[Node, ...], count: int) -> Graph:
     """Draw from the `count` largest; 0: from all, unsorted, which only min-p may restrict."""
-    inputs = _inputs((*operands, best))
-    top_k, top_p, min_p, scaled, key, _ = inputs
+    inputs = _inputs(operands)
+    temperature, top_k, top_p, min_p, seed, scores, position = inputs
+    # a temperature near 0 selects the largest logit, instead of comparing infinities
+    temperature = ops.maximum(temperature, 1e-6)
+    scaled = ops.div(ops.sub(scores, ops.reduce_max(scores, 1, keepdims=True)), temperature)
+    key = ops.counted_key(seed, position)
     ids = None
     if count:
         scaled, ids = ops.TopK(count, 1)(scaled).results

@@ -110,8 +110,9 @@ class Session:
         ends: Sequence[int] = (),
         bias: np.ndarray | None = None,
     ) -> tuple[list[int], np.ndarray]:
-        """(up to `count` tokens that follow `ids`, ending with the first of `ends`; the logits of the first of them,
-        f32[vocabulary]). prompt: the number of ids that are the prompt. bias: f32[vocabulary], added to logits.
+        """(up to `count` tokens that follow `ids`, ending with the first of `ends`; f32[vocabulary], the logits of the
+        last of them or, for a count of 0, of the next token). prompt: the number of ids that are the prompt. bias:
+        f32[vocabulary], added to logits.
 
         Raises InputError for ids that are out of range or exceed the context.
         """

@@ -194,7 +194,7 @@ def _keep_probability(rate: float | Node) -> float | Node:
 def dropout(key: Node, x: Node, rate: float | Node, shape: Shape | None = None) -> tuple[Node, Node]:
     """(y, mask): x with each element set to 0 with probability `rate`, the others divided by 1 - rate.
 
-    mask: which elements are kept. shape: the shape of the draws, if one decides for several elements.
+    The mask is true for elements that are kept. shape: the shape of the draws, if one decides for several elements.
     """
     keep_mask, keep_probability = dropout_mask(key, x.shape if shape is None else shape, rate), _keep_probability(rate)
     if isinstance(keep_probability, Node):

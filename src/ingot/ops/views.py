@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node, Op
 from ingot.ops.core.base import inverse
-from ingot.ops.core.shape import BroadcastInDim, Reshape, Slice, Transpose, Windows
+from ingot.ops.core.shape import BroadcastInDim, Pad, Reshape, Slice, Transpose, Windows, fill_byte
 
 VIEWS = (BroadcastInDim, Reshape, Slice, Transpose, Windows)
 BIJECTIVE_VIEWS = (Reshape, Transpose)  # each element of the operand occurs once
@@ -43,6 +43,19 @@ def strided_base(node: Node, layouts: Mapping[Node, Layout]) -> tuple[Node, Layo
             return None
         layout = view_layout(view, layout)
     return None if layout is None else (base, layout)
+
+
+def zero_padding(image: Node) -> Node | None:
+    """The Pad of which an image [N,*S,C] is a dense part, if it puts a static number of zeros around S alone."""
+    pad = image
+    if isinstance(image.op, Slice) and all(s == 1 for s in image.op.strides):
+        pad = image.inputs[0]
+    if not isinstance(pad.op, Pad) or any(pad.op.interior) or fill_byte(pad) != 0:
+        return None
+    amounts = [*zip(pad.op.low, pad.op.high, strict=True)]
+    if len(amounts) < 3 or any(amounts[0]) or any(amounts[-1]):
+        return None
+    return pad if all(isinstance(n, int) and n >= 0 for pair in amounts for n in pair) else None
 
 
 def is_strided_view(node: Node) -> bool:

@@ -32,7 +32,8 @@ from ingot.pipeline import tuning
 from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
 from ingot.pipeline.variants import Variants
 from ingot.plan import work
-from ingot.plan.link import Launch, arena_of, link
+from ingot.plan.arena import arena_of
+from ingot.plan.link import Launch, link
 from ingot.plan.recompute import Cost, fit_in_memory
 from ingot.runtime.plan_json import sealed
 from ingot.runtime.program import Program
@@ -163,9 +164,9 @@ def build_program(
     """Compile a MODEL graph for the machine that `features` describes.
 
     precision: see `ingot.passes.precision`. activations: see `ingot.compile`. memory: a limit, see
-    `ingot.plan.recompute`. sparing: build the same graph with loops that save fewer values, tried if the limit cannot
-    be met. measure: run a program within the limit, to choose by measured times. rewrites: by default those that the
-    tuning database has for the machine.
+    `ingot.plan.recompute`. smaller_graph: builds the same graph with loops that save fewer values, which is tried if
+    the limit cannot be met. measure: runs a program within the limit, to choose by measured times. rewrites: by default
+    those that the tuning database has for the machine.
 
     If the graph draws random numbers, their seed is part of the program's state.
     """
@@ -186,7 +187,8 @@ def build_program(
             meta["rewrites"] = "\n".join(map(str, used))
         if memory is not None:
             sizes = size_hints(graph)
-            arena_bytes = partial(arena_of, lower=variants.lower, join=variants.join)  # sizes of the linked program
+            # sizes of the linked program
+            arena_bytes = partial(arena_of, lower=variants.lower, join=variants.join, chain=variants.chain)
             sparing_passes = smaller_graph and (
                 lambda: optimize(smaller_graph(), target.passes(features, options), trace)
             )
@@ -245,7 +247,7 @@ def _link(
     try:
         program = link(
             fused, variants.lower, assembler, device=assembler.target.name, stages=stages, meta=meta, launches=launches,
-            join=variants.join,
+            join=variants.join, chain=variants.chain,
         )  # fmt: skip
     except KernelError as error:
         variants.refuse(error, assembler.kernels)

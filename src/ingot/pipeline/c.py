@@ -55,6 +55,7 @@ class CTarget:
     forms = ("c",)
     lower = staticmethod(lower)
     merge_launches = None
+    chain_kernels = None
     has_fixed_sizes = True
     overlaps_exchanges = False
     has_paged_attention = False

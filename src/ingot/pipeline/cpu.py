@@ -46,7 +46,7 @@ from ingot.targets.cpu.printer.llvm import print_module
 from ingot.targets.cpu.workers import host_features, submit
 from ingot.targets.objects import Object
 
-POLICY = FusionPolicy()
+POLICY = FusionPolicy(loads_channels=True)
 _NODES_PER_KERNEL = 4  # roughly; nodes of a MODEL graph, constants included
 # ops that have kernels, and forms of weights, which products fuse
 KEPT_OPS: frozenset[type[Op]] = frozenset(
@@ -107,6 +107,7 @@ class CpuTarget:
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
     merge_launches = None
+    chain_kernels = None
     has_fixed_sizes = False
     overlaps_exchanges = False
     has_paged_attention = False

@@ -30,7 +30,7 @@ from ingot.pipeline.passes import Choices, common_passes
 from ingot.pipeline.target import NamedPass, Options
 from ingot.schedule.choice import Measured
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
-from ingot.schedule.gpu.launching import merge_launches
+from ingot.schedule.gpu.launching import chain_kernels, merge_launches
 from ingot.schedule.gpu.lower import lower
 from ingot.schedule.gpu.machine import MACHINES, Machine
 from ingot.schedule.gpu.recurrent import has_persistent_kernel
@@ -94,6 +94,7 @@ class GpuTarget:
     has_paged_attention = True
     lower = staticmethod(lower)
     merge_launches = staticmethod(merge_launches)
+    chain_kernels = staticmethod(chain_kernels)
 
     def __init__(
         self, name: str, machines: Mapping[str, Machine], default_arch: str, kept_ops: frozenset[type[Op]],

@@ -74,6 +74,10 @@ class NullTarget:
         merge = machine.target.merge_launches
         return None if merge is None else merge(lows, machine.machine)
 
+    def chain_kernels(self, kernels: Sequence[Kernel], machine: Machine) -> Kernel | None:
+        chain = machine.target.chain_kernels
+        return None if chain is None else chain(kernels, machine.machine)
+
     def assembler(self, features: Features) -> TextAssembler:
         return TextAssembler(features, show_kernel)
 

@@ -119,6 +119,12 @@ class Target(Protocol[M]):
         targets whose launches cost nothing."""
         ...
 
+    @property
+    def chain_kernels(self) -> Callable[[Sequence[Kernel], M], Kernel | None] | None:
+        """A function that makes kernels that follow one another one kernel, with the params of all, or returns None if
+        one of them must be a launch of its own. None for targets whose launches cost nothing."""
+        ...
+
     def assembler(self, features: Features) -> PartAssembler:
         """Return a new assembler, which compiles kernels to code."""
         ...

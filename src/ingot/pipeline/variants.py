@@ -34,7 +34,7 @@ class Variants:
         self._machine = target.machine(features, threads, measured)
         self._lowered: dict[Key, Lowered] = {}
         self._tried_choices: dict[str, list[Choice]] = {}
-        self._merged: list[tuple[list[Body], Lowered]] = []
+        self._merged: list[tuple[list[Body], Kernel]] = []
         self._separate: list[list[Body]] = []  # kernels that are not merged, as the code of their launch was refused
         self.substitutions: list[str] = []
 
@@ -60,15 +60,32 @@ class Variants:
             return None
         merged = merge(lowerings, self._machine)
         if merged is not None:
-            self._merged.append((bodies, merged))
+            self._merged.append((bodies, merged.steps[0].kernel))
         return merged
+
+    @property
+    def chain(self) -> Callable[[Sequence[Kernel]], Kernel | None] | None:
+        """The target's function that chains kernels that follow one another; None if it has none."""
+        chain = self._target.chain_kernels
+        return None if chain is None else partial(self._chain, chain)
+
+    def _chain(
+        self, chain: Callable[[Sequence[Kernel], Any], Kernel | None], kernels: Sequence[Kernel]
+    ) -> Kernel | None:
+        bodies = [kernel.body for kernel in kernels]
+        if any(kernel.body is body for kernel in kernels for others in self._separate for body in others):
+            return None
+        chained = chain(kernels, self._machine)
+        if chained is not None and len(kernels) > 1:
+            self._merged.append((bodies, chained))
+        return chained
 
     def refuse(self, error: KernelError, kernels: Mapping[str, Kernel]) -> None:
         """Exclude the choice of a kernel that did not compile, or the launch that merged it with others. kernels: by
         name. Raises `error` if no choice is left to try."""
         kernel = kernels.get(error.kernel)
         for bodies, merged in self._merged:
-            if kernel is not None and merged.steps[0].kernel.body is kernel.body:
+            if kernel is not None and merged.body is kernel.body:
                 self._separate.append(bodies)
                 self._report(f"{error}; {len(bodies)} launches instead of one")
                 return

@@ -45,6 +45,7 @@ class VerilogTarget:
     forms = ("ir",)
     lower = staticmethod(lower)
     merge_launches = None
+    chain_kernels = None
     has_fixed_sizes = True
     overlaps_exchanges = False
     has_paged_attention = False

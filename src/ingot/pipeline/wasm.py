@@ -46,6 +46,7 @@ class WasmTarget:
     forms = ("llvm", "asm")
     lower = staticmethod(lower)
     merge_launches = None
+    chain_kernels = None
     has_fixed_sizes = False
     overlaps_exchanges = False
     has_paged_attention = False

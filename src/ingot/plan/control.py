@@ -45,8 +45,10 @@ class Plan(Protocol):
 
     graph: Graph
     lower: Callable[[Group, tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]], Lowered]
-    steps: list
     buffers: list
+
+    @property
+    def steps(self) -> list: ...
 
     def buffer(self, node: Node) -> int: ...
     def add_temp(self, nbytes: DimLike) -> int: ...

@@ -18,10 +18,10 @@ from ingot.plan.control import UNFUSED, launch_control
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
+from ingot.plan.serial_launch import Chain, SerialLaunch
 from ingot.plan.sizes import RuntimeSizes, expression, kernel_dim
-from ingot.plan.storage import Arena, Storage, assign
+from ingot.plan.storage import Storage, assign
 from ingot.plan.weights import Fill, Weights, fill
-from ingot.runtime import placement
 from ingot.runtime import program as rt
 from ingot.schedule.choice import Site
 from ingot.schedule.lowered import Arg, Lowered, Pack
@@ -93,17 +93,19 @@ class _Memory:
         )  # fmt: skip
 
 
-class _Linker:
-    def __init__(self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler, join: Join | None = None):
+class Linker:
+    def __init__(
+        self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler, join: Join | None, chain: Chain | None
+    ):
         self.graph, self.storage, self.lower, self.assembler = graph, storage, lower, assembler
-        self.pending = PendingGroups(join)
+        self.pending, self.serial = PendingGroups(join), SerialLaunch(chain)
         self.weights = Weights()
         self.buffers: list[_Memory] = []
         self.buffer_of_value: dict[Node, int] = {}
         self.buffer_of_weight: dict[tuple[Array, str], int] = {}
         self.panels: dict[Array, int] = {}
         self.lowered: dict[object, Lowered] = {}
-        self.steps: list[rt.Step] = []
+        self._steps: list[rt.Step] = []  # without the serial launch, which is the next one
         self.launches: list[Launch] = []
         self.scratch = 0
         self.sizes = RuntimeSizes()
@@ -111,6 +113,15 @@ class _Linker:
         self.symbols: dict[int, tuple[Kernel, str]] = {}  # an id is valid while its kernel is referenced
         self.depth = 0
         self.under_way: tuple[int, int] | None = None  # source and target of an exchange that nothing waits for yet
+
+    @property
+    def steps(self) -> list[rt.Step]:
+        """All steps so far, after which the next launch begins."""
+        if self.serial.kernels:
+            kernel, args, name = self.serial.take()
+            self.sizes.add_step_dims(len(self._steps), (1, 1))
+            self._steps.append(rt.Step(self.symbol(kernel), args, (), 1, name, 1))
+        return self._steps
 
     def link(self) -> None:
         for i, n in enumerate(self.graph.inputs):
@@ -170,6 +181,8 @@ class _Linker:
         return buffer
 
     def _weight(self, constant: Array, pack: Pack | None) -> int:
+        if pack and pack.keeps_order and (pack.size, pack.dtype.numpy) == (constant.size, constant.dtype):
+            pack = None
         key = (constant, pack.key if pack else "")
         if key not in self.buffer_of_weight:
             offset, nbytes = self.weights.add(constant, pack)
@@ -183,14 +196,15 @@ class _Linker:
         assert isinstance(group, Group)
         if any(category(n.op) in UNFUSED for n in group.body.nodes()):
             self._launch_pending()
-            first = len(self.steps)
+            first = 0 if self.depth else len(self.steps)
             ins, outs, _ = self._layouts(node)
             launch_control(self, node, ins, outs)
             self._record_launch(node, first)
             return
         key, lowered = self._lower(node)
         pending = PendingGroup(node, key, lowered, *(self._buffers_used(node, lowered) if self.pending.join else ()))
-        if not self.pending.can_add(pending):
+        is_link = self.depth > 0 and all(self.serial.is_link(s.kernel) for s in lowered.steps)
+        if is_link or not self.pending.can_add(pending):
             self._launch_pending()
         self.pending.groups.append(pending)
         if self.pending.join is None:
@@ -227,7 +241,7 @@ class _Linker:
             "out": [r for g in groups for r in g.node.results],
         }
         packed = [self._weight(self._constant(groups[0].node, p), p) for p in lowered.packs]
-        first = len(self.steps)
+        first = 0 if self.depth else len(self.steps)
         name = " | ".join(label(g.node) for g in groups)
         enabled = operands_exist(groups) if self.depth else 1
         self.append(lowered, lambda a: self.buffer(operands[a.kind][a.index]), packed, name, enabled)
@@ -271,14 +285,18 @@ class _Linker:
                     return buffer_of(arg)
 
         for step in lowered.steps:
-            number = len(self.steps)
-            for arg in step.args:
-                self._touch(resolve(arg), number)
+            args = tuple((resolve(a), 0) for a in step.args)
+            is_link = lowered.zeros == 0 and enabled == 1 and self.serial.is_link(step.kernel)
+            number = len(self._steps if is_link and not self.serial.is_full else self.steps)
+            for buffer, _ in args:
+                self._touch(buffer, number)
+            if is_link:
+                self.serial.add(step.kernel, args, name)
+                continue
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
             chunks, rounds = kernel_dim(step.kernel.chunks) * enabled, kernel_dim(step.kernel.rounds)
             kernel, dims = self.exact_dims.of(step.kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
-            args = tuple((resolve(a), 0) for a in step.args)
             step_fields = (
                 self.symbol(kernel),
                 args,
@@ -406,35 +424,6 @@ def input_label(node: Node) -> str:
     return op.label if isinstance(op, Input) else op.name
 
 
-class _NoCode:
-    """The assembler of a plan that will not run."""
-
-    def add(self, kernel: Kernel) -> None:
-        pass
-
-    def finish(self) -> Code:
-        raise CompileError("a plan without code")
-
-
-def arena_of(storage: Storage, lower: Lower, join: Join | None = None) -> Arena:
-    """The memory that the runtime will allocate for all intermediate values of a fused graph, including temporaries of
-    kernels and loops, at likely sizes (see `runtime.bind.Layout`)."""
-    linker = _Linker(storage.graph, storage, lower, _NoCode(), join)
-    linker.link()
-    regions: dict[str | None, list[placement.Request]] = {}
-    for b in linker.buffers:
-        if b.kind == "arena":
-            regions.setdefault(b.halo, []).append(placement.Request(estimate(b.nbytes), b.first or 0, b.last))
-    values = set(linker.buffer_of_value.values())
-    temporary = [b for i, b in enumerate(linker.buffers) if b.kind == "arena" and b.halo is None and i not in values]
-    steps = [0] * len(linker.steps)
-    for b in temporary:
-        for step in range(b.first or 0, b.last + 1):
-            steps[step] += placement.align(estimate(b.nbytes))
-    temp_bytes = {launch.node: max(steps[launch.first : launch.last], default=0) for launch in linker.launches}
-    return Arena(sum(placement.place(requests)[1] for requests in regions.values()), temp_bytes)
-
-
 def link(
     graph: Graph,
     lower: Lower,
@@ -446,16 +435,18 @@ def link(
     launches: list[Launch] | None = None,
     fill: Fill = fill,
     join: Join | None = None,
+    chain: Chain | None = None,
 ) -> rt.Program:
     """Lower every group of a fused graph, assemble the kernels, and lay out weights and buffers.
 
     launches: a list to which the group of each range of steps is appended, for debugging. fill: writes a constant into
-    the weights; by default `fill`. join: lowers independent groups as one launch, if the target can.
+    the weights; by default `fill`. join: lowers independent groups as one launch, if the target can. chain: makes
+    kernels that follow one another one launch.
 
     Raises CompileError, naming the group's ops and their place in the model.
     """
     storage = assign(graph, graph.state_pairs)
-    linker = _Linker(storage.graph, storage, lower, assembler, join)
+    linker = Linker(storage.graph, storage, lower, assembler, join, chain)
     linker.link()
     if launches is not None:
         launches += linker.launches

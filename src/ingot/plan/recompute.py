@@ -111,9 +111,10 @@ def fit_in_memory(
     """A fused graph with recomputation that fits within a memory limit.
 
     limit: at least 1, bytes of the arena; below 1, a fraction of the bytes saved for the backward pass, in an arena
-    that is no larger than without recomputation, and smaller if possible. sparing: builds a variant of the graph whose
-    loops save less, which is used if the graph itself does not fit. measured: runs a graph that was chosen by `cost`
-    and returns the measured costs of its groups, with which the choice is repeated; None if it cannot run.
+    that is no larger than without recomputation, and smaller if possible. low_memory_graph: builds a variant of the
+    graph whose loops save less, which is used if the graph itself does not fit. measure_costs: runs a graph that was
+    chosen by `cost` and returns the measured costs of its groups, with which the choice is repeated; None if it cannot
+    run.
 
     Raises InputError if no choice fits.
     """

@@ -39,9 +39,10 @@ def kernel_dim(e: KernelExpr) -> DimLike:
 class Plan(Protocol):
     """The part of the linker that sizes use."""
 
-    steps: list[rt.Step]
     buffers: list
 
+    @property
+    def steps(self) -> list[rt.Step]: ...
     def add_scalar(self, kind: rt.BufferKind, index: int) -> int: ...  # the number of a new 8-byte buffer
     def add_temp(self, nbytes: DimLike) -> int: ...
     def jump(self, flag: int | None = None, target: int = 0) -> int: ...

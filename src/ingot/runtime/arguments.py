@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
 
 from ingot.runtime.bind import Shape
 from ingot.runtime.cuda.foreign import DlpackArray, is_dlpack_on_gpu
-from ingot.runtime.program import Program
+from ingot.runtime.dtypes import itemsize
+from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.tensors import Tensor, TensorAdapter, address, has_tangent, is_recording, is_tensor, tensor_guard
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
+
+_ALIGN_BYTES = 512  # of a tensor's offset in a buffer, as torch's allocator aligns memory on GPUs
 
 
 @dataclass(frozen=True)
@@ -35,12 +38,33 @@ class CallSignature:
     resident: tuple[bool, ...] | None = None
 
 
+def side_by_side(nbytes: Iterable[int]) -> tuple[list[int], int]:
+    """(the offset of each of several tensors in one buffer, the bytes of the buffer)."""
+    offsets: list[int] = []
+    end = 0
+    for n in nbytes:
+        offsets.append(end)
+        end += -(-n // _ALIGN_BYTES) * _ALIGN_BYTES
+    return offsets, end
+
+
+def packed_specs(specs: Sequence[TensorSpec], count: int) -> tuple[tuple[TensorSpec, ...], list[int]]:
+    """(the specs with the last `count` as one buffer, the offset of each in it). Their sizes must be constant."""
+    if not count:
+        return tuple(specs), []
+    offsets, nbytes = side_by_side((spec.static_size or 0) * itemsize(spec.dtype) for spec in specs[-count:])
+    return (*specs[:-count], TensorSpec("packed", "u8", (nbytes,))), offsets
+
+
 class Arguments:
     """The checks of a program's inputs, the same for all threads."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, packed_count: int = 0) -> None:
+        """packed_count: of the last inputs, which come in one tensor."""
         gpu = program.is_on_gpu
-        self._adapters = [TensorAdapter(spec, gpu=gpu) for spec in program.inputs]
+        specs, self._offsets = packed_specs(program.inputs, packed_count)
+        self._packed_shapes = static_shapes(program.inputs[-packed_count:]) if packed_count else ()
+        self._adapters = [TensorAdapter(spec, gpu=gpu) for spec in specs]
         self._size_inputs = [index for index, spec in enumerate(program.inputs) if spec.elements]
         self._state: tuple[Shape, ...] = tuple(s.shape for s in program.state)
         self._results = len(program.outputs)
@@ -51,7 +75,18 @@ class Arguments:
     def take(
         self, inputs: Sequence[object]
     ) -> tuple[Sequence[np.ndarray | Tensor | DlpackArray], list[int], CallSignature]:
-        """(values that must outlive the run, their addresses, the call's signature). Raises InputError."""
+        """(values that must outlive the run, the addresses of the program's inputs, the call's signature). Raises
+        InputError."""
+        values, pointers, signature = self._take(inputs)
+        if self._offsets:
+            base = pointers.pop()
+            pointers += [base + offset for offset in self._offsets]
+        return values, pointers, signature
+
+    def _take(
+        self, inputs: Sequence[object]
+    ) -> tuple[Sequence[np.ndarray | Tensor | DlpackArray], list[int], CallSignature]:
+        """`take`, with the address of a packed tensor for all inputs in it."""
         if self._guarded is not None:
             guard, signature, forward_mode, is_recording = self._guarded
             if forward_mode._current_level < 0 and (is_recording is None or not is_recording()):
@@ -125,7 +160,11 @@ class Arguments:
         if getattr(device, "index", 0):
             raise InputError("inputs", expected="tensors on cuda:0, the model's device", got=device)
         values = [tuple(self._host_value(i, arrays[i]).reshape((-1,)).tolist()) for i in self._size_inputs]
-        shapes = (*[array.shape for array in arrays], *self._state, *values)
+        input_shapes = [array.shape for array in arrays]
+        if self._packed_shapes:
+            input_shapes[-1:] = self._packed_shapes
+            resident[-1:] = resident[-1:] * len(self._packed_shapes)
+        shapes = (*input_shapes, *self._state, *values)
         state_and_results = (*[True] * (2 * len(self._state)), *[device is not None] * self._results)
         residency = (*resident, *state_and_results) if any(resident) else None
         tensors, signature = kind is not None, self._last_signature
@@ -174,4 +213,9 @@ _NO_GRADIENT = (
 )
 
 
-__all__ = ["Arguments", "CallSignature"]
+def static_shapes(specs: Sequence[TensorSpec]) -> tuple[tuple[int, ...], ...]:
+    """The shapes of inputs of constant sizes."""
+    return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in specs)
+
+
+__all__ = ["Arguments", "CallSignature", "packed_specs", "side_by_side", "static_shapes"]

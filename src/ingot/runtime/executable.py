@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.runtime import artifact, describe, device
-from ingot.runtime.arguments import Arguments
+from ingot.runtime.arguments import Arguments, packed_specs, static_shapes
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cpu import memory
 from ingot.runtime.expr import Expr
@@ -74,7 +74,7 @@ class Executable:
     def plan(self, shapes: Sequence[Shape]) -> str:
         program = self.program
         if not shapes and not program.symbols:
-            shapes = static_shapes(program)
+            shapes = static_shapes(program.inputs)
         count, state = len(self.inputs), (s.shape for s in program.state)
         binding_shapes = (*shapes[:count], *state, *shapes[count:])
         return describe.plan(program, Binding(program, binding_shapes) if shapes else None)
@@ -154,24 +154,27 @@ class LoadedProgram(Executable):
         threads: int | None = None,
         device_memory: int | None = None,
         export: Export | None = None,
+        packed: tuple[int, int] = (0, 0),
     ) -> None:
         """Map the code. If no shape is dynamic, also allocate all memory. device_memory: see `ingot.load`. export:
-        writes native libraries.
+        writes native libraries. packed: how many of the last inputs and outputs lie side by side in one uint8 tensor
+        each, which comes in the place of the first of them; for programs without open sizes, called with torch tensors.
 
         Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
         """
         self._program, self._export = program, export
-        self.inputs, self.outputs = program.inputs, program.outputs
+        self.inputs = packed_specs(program.inputs, packed[0])[0]
+        self.outputs, self._packed_offsets = packed_specs(program.outputs, packed[1])
         self._loaded = device.load(program, threads, device_memory)
         self.threads = self._loaded.threads
-        self._arguments = Arguments(program)
-        self._output_adapters = [TensorAdapter(spec) for spec in program.outputs]
+        self._arguments = Arguments(program, packed[0])
+        self._output_adapters = [TensorAdapter(spec) for spec in self.outputs]
         self.has_state = bool(program.state)
-        self._results = memory.Results(len(program.outputs))
-        self._tensor_results = TensorResults(len(program.outputs))
+        self._results = memory.Results(len(self.outputs))
+        self._tensor_results = TensorResults(len(self.outputs))
         self.state_lock = threading.RLock()
         if not program.symbols and not any(spec.elements for spec in program.inputs):
-            self._loaded.prepare((*static_shapes(program), *(s.shape for s in program.state)))
+            self._loaded.prepare((*static_shapes(program.inputs), *(s.shape for s in program.state)))
 
     @cached_property
     def _state_tensors(self) -> StateTensors:
@@ -213,7 +216,11 @@ class LoadedProgram(Executable):
             if has_state:
                 pointers += self._state_tensors.pointers if state_pointers is None else state_pointers
             results: list[np.ndarray | Tensor] = []
-            for adapter, (shape, strides, nbytes) in zip(self._output_adapters, instance.results, strict=True):
+            layouts = instance.results
+            if self._packed_offsets:
+                (nbytes,) = static_shapes(self.outputs[-1:])[0]
+                layouts = [*layouts[: len(self.outputs) - 1], ((nbytes,), (1,), nbytes)]
+            for adapter, (shape, strides, nbytes) in zip(self._output_adapters, layouts, strict=True):
                 is_large = nbytes >= memory.MMAP_BYTES and signature.device is None
                 if out is not None and (result := out[len(results)]) is not None:
                     adapter.check_out(result, shape, [*_values, *results])
@@ -229,6 +236,9 @@ class LoadedProgram(Executable):
                     result = adapter.new_array(shape, self._results.take(nbytes) if is_large else None)
                     pointers.append(address(result))
                 results.append(result)
+            if self._packed_offsets:
+                base = pointers.pop()
+                pointers += [base + offset for offset in self._packed_offsets]
             context.run(instance, pointers, signature.resident)
             if self._program.sizes:
                 shapes = zip(self._output_adapters, results, instance.actual_shapes(), strict=True)
@@ -327,11 +337,6 @@ def save(program: Program, path: Path, weights: Path | None = None) -> None:
     if weights is not None:
         raise InputError("weights", expected="none: an artifact holds its own", got=str(weights))
     artifact.save(program, path)
-
-
-def static_shapes(program: Program) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the inputs of a program without symbols."""
-    return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in program.inputs)
 
 
 def _signature(executable: Executable) -> str:

@@ -30,12 +30,13 @@ class Convention:
     """The calling convention of a model: the arguments and results of the framework program that it comes from.
 
     flatten: (args, kwargs) to the flat inputs. bind: makes the callable from the executable that runs the flat inputs.
-    state: converts an array of the state to the framework's type.
+    state: converts an array of the state to the framework's type. packed: see `LoadedProgram`.
     """
 
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
     bind: Callable[[Executable], Callable[..., Any]]
     state: Callable[[Any], Any] | None = None
+    packed: tuple[int, int] = (0, 0)
 
 
 def tree_convention(

@@ -127,7 +127,7 @@ def _spec_json(spec: TensorSpec) -> Json:
 
 
 def _int(value: Json) -> int:
-    if type(value) is not int or abs(value) >= 1 << 62:
+    if type(value) is not int or abs(value) > 1 << 62:
         raise TypeError(f"expected an integer, got {value!r}")
     return value
 

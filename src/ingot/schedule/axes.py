@@ -46,8 +46,8 @@ class Axis:
     """One loop of a contraction.
 
     extent: the number of iterations. a, b: strides in A and B, in elements (0: the operand does not depend on the
-    axis). inside: the taps that read data, None if all do. apart: the axis is never merged with its neighbors, because
-    every iteration has its own scales of B.
+    axis). valid_taps: those that read data, None if all do. is_separate: the axis is never merged with its neighbors,
+    because every iteration has its own scales of B.
     """
 
     extent: DimLike
@@ -65,15 +65,15 @@ class Contraction:
     has rows (n, oh, ow) and reduce (kh, kw, ci). Vectors run along the last of `cols`.
 
     a, b: element types of the operands. acc: the type of products and sums. packed: B is a constant, which `Plan.pack`
-    lays out in panels; otherwise it is read in its own layout. computed: each chunk computes its rows of A into scratch
-    before it reads them; then there is one row axis and one reduce axis. inner: the contraction that computes those
-    rows. dot_bytes: the machine's, see `Machine`.
+    lays out in panels; otherwise it is read in its own layout. computes_a: each chunk computes its rows of A into
+    scratch before it reads them; then there is one row axis and one reduce axis. inner: the contraction that computes
+    those rows. dot_bytes: the machine's, see `Machine`.
 
     If A is of floats and B a constant of integers, B is quantized in blocks: each iteration of the reduction axis that
-    is `apart` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the bits
-    that its levels use; 0: all of their type. panel: the columns of the panels that another kernel reads of B; 0: any.
-    rounded: A is rounded to bytes in blocks of so many levels, which each chunk computes (`rounded_rows.py`); 0: it is
-    of floats. of_signs: the terms are the bits in which words of A and B differ.
+    `is_separate` is a block, with a zero point and a scale per column. Then there is one column axis. level_bits: the
+    bits that its levels use; 0: all of their type. panel: the columns of the panels that another kernel reads of B; 0:
+    any. rounded: A is rounded to bytes in blocks of so many levels, which each chunk computes (`rounded_rows.py`); 0:
+    it is of floats. of_signs: the terms are the bits in which words of A and B differ.
     """
 
     batch: tuple[Axis, ...]

@@ -10,6 +10,9 @@ from ingot.ir.kernel import Alloc, Body, Buffer, Expr, For, If, Let, Lit, Ramp, 
 from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, i64
 from ingot.schedule.index import LOCAL, dim_expr
+from ingot.support.limits import check_time
+
+_NAMES_PER_CHECK = 4096  # of the time that compiling may take
 
 
 class Block:
@@ -28,7 +31,10 @@ class Block:
         return tuple(self.stmts)
 
     def fresh(self, hint: str, dtype: DType = i64, lanes: int = 1, tile: Tile | None = None) -> Var:
-        v = Var(dtype, lanes, f"{LOCAL}{hint}{next(self._names)}", tile=tile)
+        number = next(self._names)
+        if number % _NAMES_PER_CHECK == 0:
+            check_time("schedule")
+        v = Var(dtype, lanes, f"{LOCAL}{hint}{number}", tile=tile)
         self._depths[v.name] = self.depth
         return v
 

@@ -173,7 +173,10 @@ def contiguous_reduction_last(loops: Loops) -> Loops:
 
 
 def reduction_in_memory_order(loops: Loops) -> Loops:
-    """The loops with the reduction axes ordered by their strides in A, largest first."""
+    """The loops with the reduction axes ordered by their strides in A, largest first. Axes that skip padding stay where
+    they are: the innermost one is never restricted."""
+    if any(x.valid_taps for x in loops.reduce):
+        return loops
     return replace(loops, reduce=tuple(sorted(loops.reduce, key=lambda x: -abs(estimate(x.a)))))
 
 

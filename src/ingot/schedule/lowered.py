@@ -40,7 +40,7 @@ class Pack:
     index: of the input. key: names the transformation. write(array, out): fills `out`, which is a zeroed vector of
     `size` elements of type `dtype`. panel: the columns of panels that other kernels can choose to read; 0: of others.
     write_rows(rows, out): the same of an array of which rows(start, stop) gives some rows; None: the array is needed as
-    a whole.
+    a whole. keeps_order: the elements are the array's first, in their order.
     """
 
     index: int
@@ -50,6 +50,7 @@ class Pack:
     write: Callable[[np.ndarray, np.ndarray], None]
     panel: int = 0
     write_rows: Callable[[Rows, np.ndarray], None] | None = None
+    keeps_order: bool = False
 
     @property
     def nbytes(self) -> int:

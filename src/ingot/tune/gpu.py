@@ -178,7 +178,7 @@ class GpuBench:
             assembler = self.target.assembler(self.features)
             return link(
                 self._fused, lower, assembler, device=self.target.name, stages={}, meta={}, launches=launches,
-                join=variants.join,
+                join=variants.join, chain=variants.chain,
             )  # fmt: skip
 
     def _begin(self, site: Site, choice: Choice) -> tuple[Lowered, list[Any]]:

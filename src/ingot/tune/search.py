@@ -133,10 +133,10 @@ def _min_gain(untuned: Choice, choice: Choice) -> float:
 class Search:
     """One search over a model's sites.
 
-    known: what earlier searches wrote. These sites are skipped, unless the cost model has another choice by now; then
-    the earlier choice is tried first. write: called with findings as they are made, also with sites of which the
-    untuned choice is the fastest. clock: seconds. watch: called before each round with a description and the seconds
-    so far. measurers: of the rounds, by default the bench; the guard always measures on the bench.
+    measured: what earlier searches wrote. These sites are skipped, unless the cost model has another choice by now;
+    then the earlier choice is tried first. write: called with findings as they are made, also with sites of which the
+    untuned choice is the fastest. clock: seconds. watch: called before each round with a description and the seconds so
+    far. measurers: of the rounds, by default the bench; the guard always measures on the bench.
     """
 
     def __init__(

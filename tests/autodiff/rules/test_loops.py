@@ -27,8 +27,8 @@ def check(graph: Graph, arrays: list[np.ndarray], by: list[Node] | None = None) 
 
 def _check(graph: Graph, arrays: list[np.ndarray], keep_products: bool, by: list[Node]) -> Graph:
     core = differentiable(graph, keep_products)
-    whole = Graph(core.inputs, (core.outputs[0], *gradients(core.outputs[0], by)))
-    value, *results = interpret(whole, arrays)
+    with_gradients = Graph(core.inputs, (core.outputs[0], *gradients(core.outputs[0], by)))
+    value, *results = interpret(with_gradients, arrays)
     np.testing.assert_allclose(value, interpret(graph, arrays)[0])
     for x, g in zip(by, results, strict=True):
         at, direction = core.inputs.index(x), rng.standard_normal(g.shape)
@@ -37,50 +37,52 @@ def _check(graph: Graph, arrays: list[np.ndarray], keep_products: bool, by: list
             for s in (STEP, -STEP)
         ]
         assert float((g * direction).sum()) == pytest.approx((sides[0] - sides[1]) / (2 * STEP), rel=1e-6, abs=1e-8)
-    return whole
+    return with_gradients
 
 
-def scan(turns: Node, x: Node, w: Node, h: Node, step: int = 1) -> list[Node]:
+def scan(trip_count: Node, x: Node, w: Node, h: Node, step: int = 1) -> list[Node]:
     """h = tanh(h w) + x[t]; ys[t] = h * h: what a recurrence of JAX's scan is, with a counter and rows."""
     zero, rows = ops.scalar(0, i64), x.shape[0]
-    operands = [ops.scalar(0, i64), turns, ops.full(x.shape, 0, f64), h, x, w]
+    operands = [ops.scalar(0, i64), trip_count, ops.full(x.shape, 0, f64), h, x, w]
     entry = tuple(Input(f"s{i}", v.type)() for i, v in enumerate(operands))
     t, end, ys, state, xs, weights = entry
     row = ops.reshape(ops.DynamicSlice((1, x.shape[1]))(xs, t, zero), (x.shape[1],))
     dot = ops.DotGeneral(((), ()), ((0,), (0,)))(state, weights)
     new = ops.add(ops.Tanh()(dot), row)
-    out = ops.DynamicUpdateSlice()(ys, ops.reshape(ops.mul(new, new), (1, x.shape[1])), t, zero)
+    stacked = ops.DynamicUpdateSlice()(ys, ops.reshape(ops.mul(new, new), (1, x.shape[1])), t, zero)
     cond = Graph(entry, (ops.compare("LT", t, end),))
-    body = Graph(entry, (ops.add(t, step), end, out, new, xs, weights))
+    body = Graph(entry, (ops.add(t, step), end, stacked, new, xs, weights))
     assert rows == x.shape[0]
     return list(ops.While(cond, body)(*operands).results)
 
 
-@pytest.mark.parametrize("turns", [0, 1, 5])
-def test_a_recurrence(turns: int) -> None:
+@pytest.mark.parametrize("trip_count", [0, 1, 5])
+def test_a_recurrence(trip_count: int) -> None:
     x, w, h = (Input(n, TensorType(f64, s))() for n, s in (("x", (5, 3)), ("w", (3, 3)), ("h", (3,))))
-    out = scan(const(turns, np.int64), x, w, h)
-    loss = ops.add(ops.reduce_sum(ops.mul(out[2], out[2])), ops.reduce_sum(ops.Sin()(out[3])))
+    scanned = scan(const(trip_count, np.int64), x, w, h)
+    loss = ops.add(ops.reduce_sum(ops.mul(scanned[2], scanned[2])), ops.reduce_sum(ops.Sin()(scanned[3])))
     arrays = [rng.standard_normal(s) for s in ((5, 3), (3, 3), (3,))]
-    whole = check(Graph((x, w, h), (loss,)), arrays)
-    loops = [n for n in whole.nodes() if isinstance(n.op, ops.While)]
+    graph = check(Graph((x, w, h), (loss,)), arrays)
+    loops = [n for n in graph.nodes() if isinstance(n.op, ops.While)]
     assert len(loops) == 2  # the forward one keeps what the reverse one reads: it runs once
 
 
-@pytest.mark.parametrize("turns", [1, 5])
-def test_a_recurrence_of_open_length(turns: int) -> None:
+@pytest.mark.parametrize("trip_count", [1, 5])
+def test_a_recurrence_of_open_length(trip_count: int) -> None:
     """Also with a value that stays true beside the counter, as in ONNX's loops."""
     n = symbol("n")
     x, w, h = (Input(k, TensorType(f64, s))() for k, s in (("x", (n, 3)), ("w", (3, 3)), ("h", (3,))))
-    out = scan(ops.scalar(n, i64), x, w, h)
-    loss = ops.add(ops.reduce_sum(out[2]), ops.reduce_sum(out[3]))
-    arrays = [rng.standard_normal(s) for s in ((turns, 3), (3, 3), (3,))]
+    scanned = scan(ops.scalar(n, i64), x, w, h)
+    loss = ops.add(ops.reduce_sum(scanned[2]), ops.reduce_sum(scanned[3]))
+    arrays = [rng.standard_normal(s) for s in ((trip_count, 3), (3, 3), (3,))]
     check(Graph((x, w, h), (loss,)), arrays)
-    op, inputs, go = out[0].inputs[0].op, out[0].inputs[0].inputs, Input("go", TensorType(boolean))()
+    op, inputs, condition = scanned[0].inputs[0].op, scanned[0].inputs[0].inputs, Input("go", TensorType(boolean))()
     assert isinstance(op, ops.While)
-    cond = Graph((*op.cond.inputs, go), (ops.And()(go, op.cond.results[0]),))
-    asked = ops.While(cond, Graph((*op.body.inputs, go), (*op.body.results, go)))(*inputs, const(np.bool_(True)))
-    check(Graph((x, w, h), (ops.reduce_sum(asked.results[2]),)), arrays)
+    cond = Graph((*op.cond.inputs, condition), (ops.And()(condition, op.cond.results[0]),))
+    loop = ops.While(cond, Graph((*op.body.inputs, condition), (*op.body.results, condition)))(
+        *inputs, const(np.bool_(True))
+    )
+    check(Graph((x, w, h), (ops.reduce_sum(loop.results[2]),)), arrays)
 
 
 def test_a_loop_inside_a_loop() -> None:
@@ -107,9 +109,9 @@ def test_branches() -> None:
 
 def test_a_loop_whose_turns_are_data_is_refused() -> None:
     x, w, h = (Input(n, TensorType(f64, s))() for n, s in (("x", (5, 3)), ("w", (3, 3)), ("h", (3,))))
-    turns = Input("turns", TensorType(i64))()
-    loss = ops.reduce_sum(scan(turns, x, w, h)[3])
-    core = differentiable(Graph((turns, x, w, h), (loss,)))
+    trip_count = Input("turns", TensorType(i64))()
+    loss = ops.reduce_sum(scan(trip_count, x, w, h)[3])
+    core = differentiable(Graph((trip_count, x, w, h), (loss,)))
     with pytest.raises(UnsupportedOpError, match="neither a constant nor a size"):
         gradients(core.outputs[0], [w])
 
@@ -117,16 +119,16 @@ def test_a_loop_whose_turns_are_data_is_refused() -> None:
 def halved(x: Node) -> Node:
     """x / 2 until all of it is below 1: how often is data."""
     (v,) = entry = (Input("v", x.type)(),)
-    below = ops.reduce_max(v, (0,))
-    return ops.While(Graph(entry, (ops.compare("GE", below, 1.0),)), Graph(entry, (ops.mul(v, 0.5),)))(x)
+    maximum = ops.reduce_max(v, (0,))
+    return ops.While(Graph(entry, (ops.compare("GE", maximum, 1.0),)), Graph(entry, (ops.mul(v, 0.5),)))(x)
 
 
 def test_only_what_is_asked_for_needs_a_reverse() -> None:
     """A loop whose turns are data may lie in a loop and in a branch, where no gradient goes through it."""
     x, w = (Input(n, TensorType(f64, (3,)))() for n in "xw")
     n, v, ws = entry = (Input("n", TensorType(i64))(), Input("v", x.type)(), Input("ws", w.type)())
-    turn = Graph(entry, (ops.sub(n, 1), ops.mul(ops.Tanh()(v), halved(ws)), ws))
-    loop = ops.While(Graph(entry, (ops.compare("GT", n, 0),)), turn)(const(3, np.int64), x, w)
+    body = Graph(entry, (ops.sub(n, 1), ops.mul(ops.Tanh()(v), halved(ws)), ws))
+    loop = ops.While(Graph(entry, (ops.compare("GT", n, 0),)), body)(const(3, np.int64), x, w)
     a, b = Input("a", x.type)(), Input("b", w.type)()
     branch = ops.Case((Graph((a, b), (ops.mul(a, halved(b)),)),) * 2)(const(1, np.int64), x, w)
     stopped = ops.StopGradient()(loop.results[1])

@@ -34,3 +34,44 @@ def test_kernels_of_convolutions(ins: int, outs: int, groups: int, step: int, si
         lines = padded[:, o // (outs // groups) * (ins // groups) + i, a::step, b::step][:, :high, :wide]
         expected[o, i, a, b] = (lines * cotangent[:, o]).sum()
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+TRANSPOSED = [  # sizes of the image, window, its dilation of the image and of the kernel, padding
+    ((7, 6), (4, 4), (2, 2), (1, 1), ((2, 2), (2, 2))),
+    ((3, 4), (2, 2), (2, 2), (1, 1), ((1, 1), (1, 1))),  # each tap has a phase of its own
+    ((5, 6), (3, 5), (2, 3), (1, 1), ((1, 2), (4, 3))),  # the last positions are not of all phases
+    ((4, 5), (2, 3), (3, 1), (1, 2), ((1, 1), (4, 2))),  # more phases than taps; the kernel is dilated beside it
+    ((4, 3), (3, 3), (2, 2), (1, 1), ((-1, 1), (0, -1))),  # the image is cropped
+    ((1, 1), (2, 2), (4, 2), (1, 1), ((1, 1), (1, 1))),
+    ((9,), (8,), (4,), (1,), ((5, 6),)),
+    ((2, 3, 3), (3, 2, 3), (2, 1, 2), (1, 1, 1), ((1, 1), (1, 0), (2, 2))),
+]
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+@pytest.mark.parametrize(("sizes", "window", "step", "dilation", "padding"), TRANSPOSED)
+def test_kernels_of_transposed_convolutions(
+    sizes: tuple[int, ...], window: tuple[int, ...], step: tuple[int, ...], dilation: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...], infinite: bool,
+) -> None:  # fmt: skip
+    """Products of the positions that are there, so that infinities of the image stay infinities."""
+    rng, rank = np.random.default_rng(0), len(sizes)
+    letters = "DHW"[-rank:]
+    x, w = Input("x", TensorType(f64, (2, 3, *sizes)))(), Input("w", TensorType(f64, (4, 3, *window)))()
+    layouts = f"NC{letters}", f"OI{letters}", f"NC{letters}"
+    y = ops.Convolution((1,) * rank, padding, step, dilation, *layouts)(x, w)
+    g = Input("g", y.type)()
+    (result,) = pull_back_cotangents([(y, g)], [w])
+    assert result is not None and result.type == w.type
+    image, cotangent = rng.standard_normal((2, 3, *sizes)), rng.standard_normal([int(d) for d in y.shape])
+    if infinite:
+        image[(0, 1, *(0,) * rank)], image[(1, 2, *(-1,) * rank)] = np.inf, -np.inf
+    (got,) = interpret(Graph((x, g), (result,)), [image, cotangent])
+    expected = np.zeros(w.shape)
+    for tap in np.ndindex(*window):
+        for at in np.ndindex(*sizes):
+            place = [p * s - k * d + lo for p, s, k, d, (lo, _) in zip(at, step, tap, dilation, padding, strict=True)]
+            if all(0 <= p < size for p, size in zip(place, cotangent.shape[2:], strict=True)):
+                products = np.einsum("ni,no->oi", image[(..., *at)], cotangent[(..., *place)])
+                expected[(..., *tap)] += products
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)

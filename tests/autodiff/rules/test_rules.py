@@ -37,7 +37,7 @@ def cases() -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
         RULES.keys() - {ops.StopGradient, ops.UnknownGradient, ops.Cotangent, ops.CustomGradient}, key=lambda c: c.name
     ):
         low, high = DOMAINS.get(cls, (-2, 2))
-        seen = set()
+        visited = set()
         for op, arrays in cls.samples():
             inputs = tuple(
                 rng.uniform(low, high, a.shape) if dtype_of(a).is_float else a for a in map(np.asarray, arrays)
@@ -50,18 +50,18 @@ def cases() -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
                 continue  # refused by name
             types = tuple(TensorType(dtype_of(a), a.shape) for a in inputs)
             try:
-                made = op.infer(*types)
+                result_types = op.infer(*types)
             except ShapeError:
                 continue  # operands of several float types, which are one here
-            results = made if isinstance(made, tuple) else (made,)
+            results = result_types if isinstance(result_types, tuple) else (result_types,)
             finite = all(np.isfinite(y).all() for y in _arrays(op.reference(*inputs)) if y.dtype.kind == "f")
-            if (op, types) not in seen and finite and any(r.dtype.is_float and r.dtype.bits == 64 for r in results):
-                seen.add((op, types))
+            if (op, types) not in visited and finite and any(r.dtype.is_float and r.dtype.bits == 64 for r in results):
+                visited.add((op, types))
                 yield op, inputs
 
 
-def _arrays(found: np.ndarray | tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _arrays(arrays: np.ndarray | tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    return arrays if isinstance(arrays, tuple) else (arrays,)
 
 
 def _symmetric(x: Node) -> Node:
@@ -91,8 +91,8 @@ def test_central_differences(op: Op, arrays: tuple[np.ndarray, ...]) -> None:
         direction = rng.standard_normal(arrays[i].shape)
         sides = []
         for sign in (1, -1):
-            moved = [a + sign * STEP * direction if j == i else a for j, a in enumerate(arrays)]
-            sides.append(float(interpret(Graph(inputs, (loss,)), moved)[0]))
+            perturbed = [a + sign * STEP * direction if j == i else a for j, a in enumerate(arrays)]
+            sides.append(float(interpret(Graph(inputs, (loss,)), perturbed)[0]))
         want = (sides[0] - sides[1]) / (2 * STEP)
         assert float((g * direction).sum()) == pytest.approx(want, rel=1e-6, abs=1e-6)
 
@@ -132,7 +132,7 @@ def test_window_sums_of_any_kind() -> None:
     rng = np.random.default_rng(2)
     for _ in range(80):
         rank = int(rng.integers(0, 3))
-        window, strides = (tuple(rng.integers(1, most, rank).tolist()) for most in (7, 5))
+        window, strides = (tuple(rng.integers(1, limit, rank).tolist()) for limit in (7, 5))
         padding = tuple(zip(*rng.integers(0, 6, (2, rank)).tolist(), strict=True))
         dilation, base = (tuple(rng.choice([1, 1, 2], rank).tolist()) for _ in range(2))
         op = ops.ReduceWindow("sum", window, strides, padding, dilation, base)

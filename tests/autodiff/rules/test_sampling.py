@@ -39,33 +39,33 @@ def gradient(op: Op, x: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("name", MODES)
 def test_resizes_between_any_sizes(name: str) -> None:
     torch = pytest.importorskip("torch")
-    theirs, own = MODES[name]
+    torch_mode, ingot_mode = MODES[name]
     rng = np.random.default_rng(0)
     for _ in range(12):
         old, new = rng.integers(1, 12, 2), tuple(rng.integers(1, 20, 2).tolist())
         leaf = torch.tensor(rng.standard_normal((1, 2, *old)), requires_grad=True)
-        y = torch.nn.functional.interpolate(leaf, size=new, **theirs)
+        y = torch.nn.functional.interpolate(leaf, size=new, **torch_mode)
         cotangent = rng.standard_normal(y.shape)
         y.backward(torch.tensor(cotangent))
-        got = gradient(ops.Resize(new, (2, 3), **own), leaf.detach().numpy(), cotangent)
+        got = gradient(ops.Resize(new, (2, 3), **ingot_mode), leaf.detach().numpy(), cotangent)
         np.testing.assert_allclose(got, leaf.grad.numpy(), atol=1e-12, err_msg=f"{old} to {new}")
 
 
-@pytest.mark.parametrize(("mode", "own"), [("reflect", "reflect"), ("replicate", "edge"), ("circular", "wrap")])
-def test_pads_of_any_width(mode: str, own: str) -> None:
+@pytest.mark.parametrize(("mode", "ingot_mode"), [("reflect", "reflect"), ("replicate", "edge"), ("circular", "wrap")])
+def test_pads_of_any_width(mode: str, ingot_mode: str) -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(1)
     for _ in range(25):
         size = rng.integers(1, 9, 2)
-        most = {"reflect": size - 1, "replicate": size + 9, "circular": size}[mode]
-        low, high = (rng.integers(0 if mode == "circular" else -1, most + 1) for _ in range(2))
+        limit = {"reflect": size - 1, "replicate": size + 9, "circular": size}[mode]
+        low, high = (rng.integers(0 if mode == "circular" else -1, limit + 1) for _ in range(2))
         if (size + low + high < 1).any():
             continue
         leaf = torch.tensor(rng.standard_normal((2, 2, *size)), requires_grad=True)
         y = torch.nn.functional.pad(leaf, [low[1], high[1], low[0], high[0]], mode=mode)
         cotangent = rng.standard_normal(y.shape)
         y.backward(torch.tensor(cotangent))
-        op = ops.PadMode((0, 0, *map(int, low)), (0, 0, *map(int, high)), own)
+        op = ops.PadMode((0, 0, *map(int, low)), (0, 0, *map(int, high)), ingot_mode)
         got = gradient(op, leaf.detach().numpy(), cotangent)
         np.testing.assert_allclose(got, leaf.grad.numpy(), atol=1e-12, err_msg=str(op))
 
@@ -99,7 +99,7 @@ def test_infinite_gradients_stay_where_they_are(op: Op) -> None:
     x = np.ones((1, 1, 8) if isinstance(op, ops.AdaptiveAvgPool) else (1, 8))
     shape = [int(d) for d in op(Input("x", TensorType(dtype_of(x), x.shape))()).shape]
     one_at = partial(np.where, np.arange(shape[-1]) == shape[-1] // 2)
-    reached = gradient(op, x, np.broadcast_to(one_at(1.0, 0.0), shape)) != 0
+    is_nonzero = gradient(op, x, np.broadcast_to(one_at(1.0, 0.0), shape)) != 0
     got = gradient(op, x, np.broadcast_to(one_at(np.inf, 1.0), shape))
-    np.testing.assert_array_equal(np.isfinite(got), ~reached)
+    np.testing.assert_array_equal(np.isfinite(got), ~is_nonzero)
     assert not np.isnan(got).any()

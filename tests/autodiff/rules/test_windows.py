@@ -24,7 +24,7 @@ def test_extremes_of_any_windows() -> None:
     torch = pytest.importorskip("torch")
     rng, count = np.random.default_rng(0), 0
     while count < 60:
-        kernel, strides = (tuple(rng.integers(1, most, 2).tolist()) for most in (6, 5))
+        kernel, strides = (tuple(rng.integers(1, limit, 2).tolist()) for limit in (6, 5))
         padding = tuple(int(rng.integers(0, k // 2 + 1)) for k in kernel)
         dilation = (1, 1) if rng.random() < 0.8 else (2, 1)
         ceil_mode = bool(rng.random() < 0.4)

@@ -47,8 +47,8 @@ def test_an_image_to_a_page_arrays_and_a_program(model: Path, tmp_path: Path) ->
     (example,) = json.loads(result.stdout)["examples"]
     assert example["target"] == 0 and example["score"] == pytest.approx(3 / 16)
     assert example["inputs"]["x"]["largest"][0] == {"index": [0, 1, 2], "attribution": pytest.approx(3 / 16)}
-    written = np.load(tmp_path / "out" / "x.npy")
-    assert written.shape == (1, 3, 4, 4) and np.count_nonzero(written) == 1
+    array = np.load(tmp_path / "out" / "x.npy")
+    assert array.shape == (1, 3, 4, 4) and np.count_nonzero(array) == 1
     assert "heat-layer" in (tmp_path / "a.html").read_text()
     x = np.ones((2, 3, 4, 4), np.float32)
     got = ingot.load(tmp_path / "a.ingot", threads=1)(x, np.asarray([0, 1]))

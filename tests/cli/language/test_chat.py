@@ -130,10 +130,10 @@ class Recorded:
     name, context = "recorded", 64
 
     def __init__(self) -> None:
-        self.asked: list[list[dict[str, str]]] = []
+        self.requests: list[list[dict[str, str]]] = []
 
     def chat(self, messages: list[dict[str, str]], **_: Any) -> Iterator[str]:
-        self.asked.append([*messages])
+        self.requests.append([*messages])
         yield " answer"
         if messages[-1]["content"] == "stop":
             raise KeyboardInterrupt
@@ -148,10 +148,12 @@ def test_a_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setattr("builtins.input", lambda prompt="": next(lines))
     talk = Conversation(model, {})  # type: ignore[arg-type]
     talk.run()
-    said = capsys.readouterr()
-    assert said.out.startswith("answer 1\nanswer 1\nanswer\n/reset") and said.out.endswith("answer 2\nanswer 2\n")
-    assert "no command /nonsense" in said.err
-    roles = [[m["role"][0] + ":" + m["content"] for m in messages] for messages in model.asked]
+    captured = capsys.readouterr()
+    assert captured.out.startswith("answer 1\nanswer 1\nanswer\n/reset") and captured.out.endswith(
+        "answer 2\nanswer 2\n"
+    )
+    assert "no command /nonsense" in captured.err
+    roles = [[m["role"][0] + ":" + m["content"] for m in messages] for messages in model.requests]
     assert roles == [
         ["u:Hi"], ["u:Hi"], ["u:Hi", "a:answer 1", "u:stop"], ["s:Be brief.", "u:Why?"], ["s:Be brief.", "u:Ah"],
     ]  # fmt: skip

@@ -20,7 +20,7 @@ Image = pytest.importorskip("PIL.Image")
 RNG = np.random.default_rng(0)
 
 
-def found() -> Attributions:
+def attributions() -> Attributions:
     """Two examples with an image, tokens, a series and a row; NaN and infinity among the values."""
     inputs = {
         "image": RNG.standard_normal((2, 3, 8, 9)).astype(np.float32),
@@ -50,7 +50,7 @@ class _Checker(HTMLParser):
 
 
 def test_the_page_is_well_formed_and_self_contained() -> None:
-    text = page(found(), lambda token: f"<{token}>")
+    text = page(attributions(), lambda token: f"<{token}>")
     checker = _Checker()
     checker.feed(text)
     checker.close()
@@ -74,7 +74,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
       check("a box", boxes.length && boxes.every(b => b.right <= window.innerWidth && b.height > 0));
     """
     for width in browser.WIDTHS:
-        browser.check(page(found()), browser.LAYOUT + boxes, tmp_path, width)
+        browser.check(page(attributions()), browser.LAYOUT + boxes, tmp_path, width)
 
 
 def test_largest() -> None:

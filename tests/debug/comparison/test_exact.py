@@ -57,11 +57,12 @@ def test_such_an_op_in_a_branch_of_open_size_is_built_anew_for_each_size() -> No
     assert exactly(graph, [np.array(0, np.int32), data]).values[0].tolist() == data.view(np.int32).tolist()
 
 
-@pytest.mark.parametrize("off", [0, 1])
+@pytest.mark.parametrize("error", [0, 1])
 def test_compare_blames_nobody_where_rounding_decides(
-    off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other program rounds a third down where Ingot may round it up; `off`: and is wrong elsewhere."""
+    """The other program rounds a third down where Ingot may round it up; with an `error`, it is wrong elsewhere as
+    well."""
     onnx = pytest.importorskip("onnx")
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[999] x) => (float[999] z) {
         three = Constant <value = float {3}> ()
@@ -71,9 +72,9 @@ def test_compare_blames_nobody_where_rounding_decides(
 
     def other(feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
         x = np.floor(feeds["x"])
-        return [x + np.where(x % 3 == 0, x + off, x - 1)]
+        return [x + np.where(x % 3 == 0, x + error, x - 1)]
 
     monkeypatch.setattr(comparing, "reference", lambda source: Reference("other", other))
     comparison = comparing.compare(open_source(tmp_path / "m.onnx"), interpreter=False, threads=1)
-    assert comparison.ok == (not off) and (comparison.blame is None) == (not off)
-    assert off or comparison.checks[0].agreement.note.startswith("rounding alone decides")
+    assert comparison.ok == (not error) and (comparison.blame is None) == (not error)
+    assert error or comparison.checks[0].agreement.note.startswith("rounding alone decides")

@@ -28,14 +28,14 @@ def test_who_computes_a_node_otherwise_than_it_is_defined(wrong: int):
     graph = helper.make_graph(nodes, "g", [], [], [numpy_helper.from_array(c, "c")])
     definitions = Definitions(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), {"x": X})
 
-    def values(step: int, off: float) -> dict[str, np.ndarray]:
+    def values(step: int, error: float) -> dict[str, np.ndarray]:
         e = np.exp(X)
-        s = e + c + np.float32(off if step == 1 else 0)
-        return {"e": e, "s": s, "y": s - c + np.float32(off if step == 2 else 0)}
+        s = e + c + np.float32(error if step == 1 else 0)
+        return {"e": e, "s": s, "y": s - c + np.float32(error if step == 2 else 0)}
 
-    right, off = values(0, 0), values(wrong, 0.05)
-    assert definitions.culprit("y", right, off, None) == (nodes[wrong], True)
-    assert definitions.culprit("y", off, right, None) == (nodes[wrong], False)
+    right, deviating = values(0, 0), values(wrong, 0.05)
+    assert definitions.culprit("y", right, deviating, None) == (nodes[wrong], True)
+    assert definitions.culprit("y", deviating, right, None) == (nodes[wrong], False)
 
 
 def test_a_node_without_a_definition_is_not_excused():

@@ -41,14 +41,14 @@ def test_xla_runs_open_sizes_and_complex_numbers(tmp_path: Path):
     path = tmp_path / "model.mlir"
     path.write_text(exported.mlir_module())
     source = open_source(path, Words(weights=["arg1=[1, 2, 3, 4]"]))
-    ran = reference(source)
+    process = reference(source)
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
-    total, spectrum = ran.run({"arg0": x})
+    total, spectrum = process.run({"arg0": x})
     np.testing.assert_allclose(total, x.sum(0) * 3, rtol=1e-5)
-    wanted = np.fft.fft(x * np.arange(1, 5))
-    np.testing.assert_allclose(spectrum, np.stack([wanted.real, wanted.imag], -1), atol=1e-5)
+    expected = np.fft.fft(x * np.arange(1, 5))
+    np.testing.assert_allclose(spectrum, np.stack([expected.real, expected.imag], -1), atol=1e-5)
     with pytest.raises(InputError, match="XLA cannot run"):
-        ran.run({"arg0": x.T.copy()})
+        process.run({"arg0": x.T.copy()})
 
 
 @pytest.mark.slow

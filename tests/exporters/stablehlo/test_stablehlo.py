@@ -30,11 +30,11 @@ CORE = sorted(
 
 def _samples(cls: type[Op]) -> Iterator[tuple[Op, tuple[np.ndarray, ...]]]:
     """The first sample of each type of operands."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     for op, arrays in cls.samples():
         kind = str([a.dtype for a in arrays])
-        if kind not in seen and not any(a.dtype.name.startswith("float8") for a in arrays):
-            seen.add(kind)
+        if kind not in visited and not any(a.dtype.name.startswith("float8") for a in arrays):
+            visited.add(kind)
             yield op, arrays
 
 
@@ -49,11 +49,11 @@ def test_what_is_written_is_read_as_the_same(cls: type[Op]):
         graph = _graph(op, arrays)
         text = show(emit(graph).module)
         assert show(parse(text)) == text
-        again = import_stablehlo(text).graph
+        reimported = import_stablehlo(text).graph
         if cls is ops.Gelu:  # written out in steps that round
-            again = simplify(again)
+            reimported = simplify(reimported)
         with np.errstate(all="ignore"):
-            for got, expected in zip(interpret(again, arrays), interpret(graph, arrays), strict=True):
+            for got, expected in zip(interpret(reimported, arrays), interpret(graph, arrays), strict=True):
                 assert got.dtype == expected.dtype
                 # one NaN is as good as another, which numpy does not know of ml_dtypes' types
                 wide = [v.astype(np.float64) if v.dtype.kind not in "iub" else v for v in (got, expected)]
@@ -81,9 +81,9 @@ def test_sizes_are_computed_from_those_of_inputs():
     y = ops.reshape(ops.broadcast_to(x, (4, n, 3)), (4, 3 * n))
     z = ops.pad(ops.slice_axis(y, 1, n, 2 * n), (0, n), (0, 1), 2.0)
     graph = Graph((x,), (z, ops.scalar(n, T.i64)))
-    again = import_stablehlo(show(emit(graph).module)).graph
+    reimported = import_stablehlo(show(emit(graph).module)).graph
     array = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    for got, expected in zip(interpret(again, (array,)), interpret(graph, (array,)), strict=True):
+    for got, expected in zip(interpret(reimported, (array,)), interpret(graph, (array,)), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -155,6 +155,6 @@ def test_the_lines_that_docs_tell_for_tpus(tmp_path: Path, monkeypatch: pytest.M
 def test_powers_of_integers_wrap():
     x, y = (np.array(v, np.int32) for v in ([3, -3, -1, 2, 0, 1], [2**31 - 1, 2**31 - 2, -3, -1, -2, -5]))
     graph = _graph(ops.Pow(), (x, y))
-    again = import_stablehlo(show(emit(graph).module)).graph
-    assert not any(isinstance(n.op, ops.Pow) for n in again.nodes())  # XLA's wrap otherwise
-    np.testing.assert_array_equal(interpret(again, (x, y))[0], interpret(graph, (x, y))[0])
+    reimported = import_stablehlo(show(emit(graph).module)).graph
+    assert not any(isinstance(n.op, ops.Pow) for n in reimported.nodes())  # XLA's wrap otherwise
+    np.testing.assert_array_equal(interpret(reimported, (x, y))[0], interpret(graph, (x, y))[0])

@@ -12,7 +12,7 @@ pytest.importorskip("flatbuffers")
 litert = pytest.importorskip("ai_edge_litert.interpreter")
 
 import ingot  # noqa: E402
-from tests.models.nets import FAMILIES, make  # noqa: E402
+from tests.models.nets import FAMILIES, build_net  # noqa: E402
 
 pytestmark = pytest.mark.slow
 # in others some operators stay in floats, whose kernels differ in the last bits and then by a level
@@ -22,21 +22,23 @@ INT8 = ("resnet", "mobilenet", "densenet", "convnext", "unet", "vit", "bert", "t
 @pytest.mark.parametrize("name", FAMILIES)
 def test_floats(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    family, net = FAMILIES[name], make(name)
+    family, net = FAMILIES[name], build_net(name)
     inputs = family.inputs(1, family.lengths[0])
     path = tmp_path / "m.tflite"
     ingot.export(net, path, inputs)
     with torch.no_grad():
         want = net(*inputs)
-    wants = want if isinstance(want, tuple) else (want,)
-    for got, expected in zip(ingot.compile(path, cache=False).run([x.numpy() for x in inputs]), wants, strict=True):
+    references = want if isinstance(want, tuple) else (want,)
+    for got, expected in zip(
+        ingot.compile(path, cache=False).run([x.numpy() for x in inputs]), references, strict=True
+    ):
         assert np.abs(got - expected.numpy()).max() < 2e-6 * np.abs(expected.numpy()).max()
 
 
 @pytest.mark.parametrize("name", INT8)
 def test_int8(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    family, net = FAMILIES[name], make(name)
+    family, net = FAMILIES[name], build_net(name)
     calls = [tuple(x.numpy() for x in family.inputs(1, family.lengths[0])) for _ in range(4)]
     path = tmp_path / "m.tflite"
     ingot.export(net, path, tuple(map(torch.from_numpy, calls[0])), samples=calls)
@@ -57,7 +59,7 @@ def test_int8(name: str, tmp_path: Path) -> None:
 
 
 def test_a_quantized_model_is_saved(tmp_path: Path) -> None:
-    net = make("mobilenet")
+    net = build_net("mobilenet")
     samples = [(torch.randn(1, 3, 33, 33).numpy(),) for _ in range(8)]
     quantized = ingot.quantize(net, samples, example_inputs=(torch.randn(1, 3, 33, 33),), seconds=1)
     quantized.save_tflite(tmp_path / "m.tflite", float_edges=True)

@@ -44,10 +44,10 @@ def pools() -> Graph:
     a = ops.MaxPool((3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))(y)
     b = ops.AvgPool((3, 3), (2, 2), ((1, 1), (0, 1)), (1, 1))(ops.Neg()(y))
     c = ops.MaxPool((3, 3), (2, 2), ((1, 1), (0, 1)), (1, 1))(ops.Neg()(y))
-    joined = ops.Concat(1)(a, ops.Slice((0, 0, 0, 0), (2, 8, 6, 2), (1, 1, 1, 1))(b), c)
-    total = ops.Reduce("sum", (2, 3))(joined)
+    concatenated = ops.Concat(1)(a, ops.Slice((0, 0, 0, 0), (2, 8, 6, 2), (1, 1, 1, 1))(b), c)
+    total = ops.Reduce("sum", (2, 3))(concatenated)
     mean = ops.Div()(total, ops.BroadcastInDim((2, 24), ())(const(np.float32(12))))
-    return Graph((x,), (mean, ops.Transpose((0, 2, 3, 1))(joined)))
+    return Graph((x,), (mean, ops.Transpose((0, 2, 3, 1))(concatenated)))
 
 
 def lines() -> Graph:
@@ -125,13 +125,13 @@ def test_float_models_are_the_same_read_back_and_in_litert(name: str, tmp_path: 
     expected = interpret(graph, arrays)
     model = ingot.compile(path, cache=False)
     assert [str(s.shape) for s in model.inputs] == [str(x.type.shape) for x in graph.inputs]
-    back = model.run(arrays)
+    outputs = model.run(arrays)
     interpreter = reference_kernels(path.read_bytes())
     for d, x in zip(interpreter.get_input_details(), arrays, strict=True):
         interpreter.set_tensor(d["index"], x)
     interpreter.invoke()
     theirs = [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
-    for results in (back, theirs):
+    for results in (outputs, theirs):
         for g, e in zip(results, expected, strict=True):
             assert g.shape == e.shape and g.dtype == e.dtype
             np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6)
@@ -152,7 +152,7 @@ def test_models_of_levels_have_the_bits_of_the_reference_kernels(name: str, acti
     assert inputs["dtype"] == np.dtype(activations)
     ends = np.iinfo(activations)
     # operators between them that stay in floats differ by the last bit, which is a level of the larger type at times
-    most = 0 if activations == "int8" or name != "transformer" else 4
+    tolerance = 0 if activations == "int8" or name != "transformer" else 4
     for call in calls:
         q = np.clip(np.rint(call[0] / scale) + zero, ends.min, ends.max).astype(activations)
         interpreter.set_tensor(inputs["index"], q)
@@ -160,7 +160,7 @@ def test_models_of_levels_have_the_bits_of_the_reference_kernels(name: str, acti
         details = interpreter.get_output_details()
         theirs = [interpreter.get_tensor(d["index"]) for d in details]
         for mine, their in zip(model.run([q]), theirs, strict=True):
-            assert np.abs(mine.astype(int) - their.astype(int)).max() <= most
+            assert np.abs(mine.astype(int) - their.astype(int)).max() <= tolerance
         for their, d, want in zip(theirs, details, interpret(graph, call), strict=True):
             step, offset = d["quantization"]
             numbers = (their.astype(np.float64) - offset) * step

@@ -50,10 +50,12 @@ def test_levels_and_factors_give_the_weights(format: BlockFormat) -> None:
 def test_many_blocks_are_decoded_in_chunks() -> None:
     """The same at each place, whatever is decoded with it."""
     (format,) = (f for f in IN_BLOCKS if f.name == "Q4_K")
-    few = random_blocks("Q4_K", 50)
-    many = np.tile(few, (400, 1))
-    np.testing.assert_array_equal(format.dequantize(many), np.tile(format.dequantize(few), (400, 1)))
-    np.testing.assert_array_equal(format.decode_levels(many), np.tile(format.decode_levels(few), (400, 1)))
+    few_blocks = random_blocks("Q4_K", 50)
+    many_blocks = np.tile(few_blocks, (400, 1))
+    np.testing.assert_array_equal(format.dequantize(many_blocks), np.tile(format.dequantize(few_blocks), (400, 1)))
+    np.testing.assert_array_equal(
+        format.decode_levels(many_blocks), np.tile(format.decode_levels(few_blocks), (400, 1))
+    )
 
 
 def test_formats_of_other_kinds_are_named() -> None:

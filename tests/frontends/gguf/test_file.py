@@ -40,8 +40,8 @@ def test_metadata_of_all_types(tmp_path: Path) -> None:
         assert file.version == version
         for kind, value in SCALARS:
             assert file.metadata[f"k{kind}"] == value and type(file.metadata[f"k{kind}"]) is type(value)
-            several = file.metadata[f"a{kind}"]
-            assert isinstance(several, np.ndarray) and several.tolist() == [value] * 3 and not several.flags.writeable
+            array = file.metadata[f"a{kind}"]
+            assert isinstance(array, np.ndarray) and array.tolist() == [value] * 3 and not array.flags.writeable
         assert file.metadata["text"] == "naïve" and file.metadata["texts"] == ("a", "")
         assert str(file.metadata["bytes"]).encode(errors="surrogateescape") == b"a\xff"
         assert [a.tolist() for a in file.metadata["nested"]] == [[0, 1], [], [0]]  # type: ignore[union-attr]

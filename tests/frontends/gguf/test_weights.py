@@ -43,11 +43,11 @@ def test_matrix_and_rows(name: str, tmp_path: Path) -> None:
     graph = Graph((x, ids), (ops.linear(x, w.matrix("w")), w.rows("w", ids), w.vector("w")))
     at = np.array([[5, 0, 2]])
     data = np.random.default_rng(0).normal(size=(2, COLUMNS)).astype(np.float32)
-    y, rows, whole = interpret(graph, [data, at])
+    y, rows, matrix = interpret(graph, [data, at])
     largest = np.abs(expected).max()
     np.testing.assert_allclose(rows, expected[at], rtol=1e-6, atol=1e-6 * largest)
     np.testing.assert_allclose(y, data @ expected.T, rtol=1e-4, atol=1e-3 * largest)
-    np.testing.assert_array_equal(whole, expected)
+    np.testing.assert_array_equal(matrix, expected)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "F16"])
@@ -74,10 +74,10 @@ def test_a_program_stores_no_more_than_the_file(name: str, tmp_path: Path) -> No
     """A weight that products of one row and of many and a lookup read is there once, in the file's bits; rows are
     exact."""
     w = weights(tmp_path, name, (128, COLUMNS))
-    one, many = (Input(n, TensorType(f32, (m, COLUMNS)))() for n, m in (("one", 1), ("many", symbol("m"))))
+    one, batch = (Input(n, TensorType(f32, (m, COLUMNS)))() for n, m in (("one", 1), ("many", symbol("m"))))
     ids, matrix = Input("ids", TensorType(i64, (2,)))(), w.matrix("w")
-    outputs = (ops.linear(many, matrix), ops.linear(one, matrix), w.rows("w", ids))
-    program = build_program(Graph((one, many, ids), outputs), host_features(), 1)
+    outputs = (ops.linear(batch, matrix), ops.linear(one, matrix), w.rows("w", ids))
+    program = build_program(Graph((one, batch, ids), outputs), host_features(), 1)
     assert program.weights.nbytes <= 1.05 * w.file.tensors["w"].data.nbytes
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(m, COLUMNS)).astype(np.float32) for m in (1, 19)]
@@ -100,8 +100,8 @@ def test_experts_of_a_layer_in_one_tensor(name: str, tmp_path: Path) -> None:
 
 def test_an_unknown_name(tmp_path: Path) -> None:
     w = weights(tmp_path, "F32")
-    for ask in (w.shape, w.matrix, w.vector):
+    for method in (w.shape, w.matrix, w.vector):
         with pytest.raises(
             ImportModelError, match=r"no tensor 'w2': expected a tensor of the file, got \['w'\] at .*model.gguf"
         ):
-            ask("w2")
+            method("w2")

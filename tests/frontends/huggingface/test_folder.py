@@ -49,8 +49,8 @@ def agree(w: FolderWeights, name: str, expected: np.ndarray) -> None:
     assert name in w and name in w.names and w.shape(name) == expected.shape
     assert w.matrix(name) is w.matrix(name) and w.rows(name, ids) is w.rows(name, ids)
     at = np.array([len(expected) - 1, 0])
-    whole, rows = interpret(Graph((ids,), (ops.reshape(w.matrix(name), expected.shape), w.rows(name, ids))), [at])
-    np.testing.assert_array_equal(whole, expected)
+    matrix, rows = interpret(Graph((ids,), (ops.reshape(w.matrix(name), expected.shape), w.rows(name, ids))), [at])
+    np.testing.assert_array_equal(matrix, expected)
     np.testing.assert_array_equal(rows, expected[at])
 
 
@@ -124,13 +124,13 @@ def test_damaged_configs(text: bytes, tmp_path: Path) -> None:
 def packed(values: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> np.ndarray:
     """Integers of each line in int32, one by one. order: which of them a field of `bits` bits holds."""
     count = 32 // bits
-    out = np.zeros((len(values), values.shape[1] // count), np.uint32)
-    for row in range(out.shape[0]):
-        for word in range(out.shape[1]):
+    packed_words = np.zeros((len(values), values.shape[1] // count), np.uint32)
+    for row in range(packed_words.shape[0]):
+        for word in range(packed_words.shape[1]):
             for field in range(count):
                 column = word * count + (order[field] if order else field)
-                out[row, word] |= np.uint32(int(values[row, column]) << bits * field)
-    return out.view(np.int32)
+                packed_words[row, word] |= np.uint32(int(values[row, column]) << bits * field)
+    return packed_words.view(np.int32)
 
 
 OUT, IN, GROUP = 8, 64, 32
@@ -243,10 +243,10 @@ def test_compiled(method: str, tmp_path: Path) -> None:
         stored = np.ascontiguousarray(packed(q.T, 4).T) if method == "gptq" else packed(q, 4)
         arrays = {"l.qweight": stored, "l.qzeros": packed(zeros, 4), "l.scales": scales}
     w = weights(tmp_path, arrays, COMPILED[method])
-    (whole,) = interpret(Graph((), (w.matrix("l.weight"),)), [])
+    (matrix,) = interpret(Graph((), (w.matrix("l.weight"),)), [])
     x, ids = Input("x", TensorType(f32, (1, IN)))(), Input("ids", TensorType(i64, (2,)))()
     graph = Graph((x, ids), (ops.linear(x, w.matrix("l.weight")), w.rows("l.weight", ids)))
     data = RNG.normal(size=(1, IN)).astype(np.float32)
     y, rows = CompiledModel(build_program(graph, host_features(), 1), threads=1)(data, np.array([5, 1]))
-    np.testing.assert_allclose(y, data @ whole.T, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(rows, whole[[5, 1]])
+    np.testing.assert_allclose(y, data @ matrix.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(rows, matrix[[5, 1]])

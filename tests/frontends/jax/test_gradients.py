@@ -23,8 +23,8 @@ def _forward(x: Any, n: int, y: Any) -> tuple[Any, Any]:
     return power(x, n, y), (x, y)
 
 
-def _backward(kept: Any, g: Any) -> tuple[Any, None, Any]:
-    x, y = kept
+def _backward(residuals: Any, g: Any) -> tuple[Any, None, Any]:
+    x, y = residuals
     return jnp.clip(g[0], -0.2, 0.3) * x, None, g[0] * jnp.cos(y)  # not what `power` has
 
 
@@ -43,11 +43,11 @@ def loss(x: Any, y: Any) -> Any:
     a, place = power(x, 3, y)
     c = jax.nn.softmax(jax.nn.gelu(a)) * jax.nn.silu(y) + jax.nn.relu(x) + jax.lax.stop_gradient(x * y) * x
 
-    def turn(h: Any, t: Any) -> tuple[Any, Any]:
+    def body(h: Any, t: Any) -> tuple[Any, Any]:
         h, _ = power(h, 2, t)
         return jnp.tanh(h), total(h)
 
-    h, s = jax.lax.scan(turn, x, jnp.stack([y, x, c]))
+    h, s = jax.lax.scan(body, x, jnp.stack([y, x, c]))
     return jax.scipy.special.logsumexp(c) + h.sum() + s.sum() + place
 
 
@@ -55,7 +55,7 @@ def test_gradients_are_jax_own() -> None:
     rng = np.random.default_rng(0)
     x, y = (rng.normal(size=5).astype(np.float32) for _ in range(2))
     x[1] = 0  # where relu's own gradient is 0
-    want, (of_x, of_y) = jax.value_and_grad(loss, (0, 1))(x, y)
+    want, (of_x, of_y) = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, y)
     for dynamic in (None, {"x": {0: "n"}, "y": {0: "n"}}):
         got, gradients = ingot.value_and_grad(loss, (x, y), dynamic=dynamic)(x, y)
         assert float(got) == pytest.approx(float(want), rel=1e-5)
@@ -75,7 +75,7 @@ def test_slopes_at_the_bounds_are_jax_own() -> None:
         return (jax.lax.clamp(-1.0, x, 1.0) + jnp.clip(x, 0, 2) + jax.nn.relu6(x)).sum()
 
     _, gradients = ingot.value_and_grad(bounded, (x,))(x)
-    np.testing.assert_array_equal(gradients["x"], jax.grad(bounded)(x))
+    np.testing.assert_array_equal(gradients["x"], jax.jit(jax.grad(bounded))(x))
 
 
 def test_systems_of_equations() -> None:
@@ -88,7 +88,7 @@ def test_systems_of_equations() -> None:
         return (inverse**2).sum() + jnp.sin(system).sum() + (jnp.linalg.cholesky(a @ a.mT) ** 2).sum() + volume
 
     _, gradients = ingot.value_and_grad(solved, (a,))(a)
-    np.testing.assert_allclose(gradients["a"], jax.grad(solved)(a), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradients["a"], jax.jit(jax.grad(solved))(a), rtol=1e-4, atol=1e-5)
 
 
 def test_solves_with_other_results_and_integers() -> None:
@@ -111,7 +111,7 @@ def test_solves_with_other_results_and_integers() -> None:
         return (x**2).sum() + facts["left"] + facts["turns"] + (root**2).sum()
 
     power = np.int32(2)
-    want = jax.grad(solved, (0, 1))(a, b, power)
+    want = jax.jit(jax.grad(solved, (0, 1)))(a, b, power)
     _, got = ingot.value_and_grad(solved, (a, b, power), wrt=("a", "b"))(a, b, power)
     np.testing.assert_allclose(got["a"], want[0], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(got["b"], want[1], rtol=1e-4, atol=1e-6)
@@ -145,24 +145,25 @@ def test_slopes_at_ties_and_at_0() -> None:
 
     xs = np.stack([x] * len(SLOPES))
     _, got = ingot.value_and_grad(loss, (xs,))(xs)
-    np.testing.assert_allclose(got["xs"], jax.grad(loss)(xs), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["xs"], jax.jit(jax.grad(loss))(xs), rtol=1e-5, atol=1e-6)
 
 
 def test_own_gradients_of_complex_numbers() -> None:
     @jax.custom_vjp
-    def turned(z: Any) -> Any:
+    def rotated(z: Any) -> Any:
         return z * z
 
-    turned.defvjp(lambda z: (z * z, z), lambda z, g: (g * (3 + 1j) + jnp.conj(z),))
+    rotated.defvjp(lambda z: (z * z, z), lambda z, g: (g * (3 + 1j) + jnp.conj(z),))
     x = np.random.default_rng(0).normal(size=5).astype(np.float32)
 
     def loss(x: Any) -> Any:
-        return jnp.real(turned(jax.lax.complex(x, x**2)) * (1 - 2j)).sum()
+        return jnp.real(rotated(jax.lax.complex(x, x**2)) * (1 - 2j)).sum()
 
     _, got = ingot.value_and_grad(loss, (x,))(x)
-    np.testing.assert_allclose(got["x"], jax.grad(loss)(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got["x"], jax.jit(jax.grad(loss))(x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_through_loops_that_converge() -> None:
     """Singular values, the incomplete beta function, a draw from a gamma distribution: by JAX's formulas."""
     rng = np.random.default_rng(0)
@@ -174,7 +175,7 @@ def test_gradients_through_loops_that_converge() -> None:
         return (u[:, :1] @ v[:1]).sum() + s.prod() + (drawn**2).sum() + jax.lax.betainc(2.0, 1.5, a / 3).sum()
 
     value, got = ingot.value_and_grad(loss, (x, a))(x, a)
-    want, (of_x, of_a) = jax.value_and_grad(loss, (0, 1))(x, a)
+    want, (of_x, of_a) = jax.jit(jax.value_and_grad(loss, (0, 1)))(x, a)
     assert float(value) == pytest.approx(float(want), rel=1e-5)
     np.testing.assert_allclose(got["x"], of_x, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got["a"], of_a, rtol=1e-4, atol=1e-5)
@@ -186,20 +187,20 @@ def test_gradients_through_loops_that_converge() -> None:
 def test_a_function_with_its_own_gradient_closes_over_arrays() -> None:
     rng = np.random.default_rng(0)
     table, x, y = (rng.normal(size=4).astype(np.float32) for _ in range(3))
-    held = jnp.asarray(table)
+    constant = jnp.asarray(table)
 
     @jax.custom_vjp
     def scaled(x: Any) -> Any:
-        return x * held
+        return x * constant
 
-    scaled.defvjp(lambda x: (x * held, x), lambda x, g: (g * held * 3 + x,))
+    scaled.defvjp(lambda x: (x * constant, x), lambda x, g: (g * constant * 3 + x,))
 
     def loss(x: Any) -> Any:
-        turned, _ = jax.lax.scan(lambda h, _: (scaled(jnp.sin(h)), None), x, None, length=3)
-        return (scaled(x) ** 2).sum() + turned.sum()
+        scanned, _ = jax.lax.scan(lambda h, _: (scaled(jnp.sin(h)), None), x, None, length=3)
+        return (scaled(x) ** 2).sum() + scanned.sum()
 
     _, got = ingot.value_and_grad(loss, (x,))(x)
-    np.testing.assert_allclose(got["x"], jax.grad(loss)(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got["x"], jax.jit(jax.grad(loss))(x), rtol=1e-4, atol=1e-5)
 
     def closed(x: Any, y: Any) -> Any:
         f = jax.custom_vjp(lambda x: x * y)
@@ -221,6 +222,6 @@ def test_a_differential_equation() -> None:
         return (odeint(lambda y, t: jnp.sin(w @ y) + t, y, jnp.asarray([0.0, 1.0]))[-1] ** 2).sum()
 
     _, got = ingot.value_and_grad(loss, (y, w))(y, w)
-    want = jax.grad(loss, (0, 1))(y, w)
+    want = jax.jit(jax.grad(loss, (0, 1)))(y, w)
     np.testing.assert_allclose(got["y"], want[0], rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(got["w"], want[1], rtol=1e-3, atol=1e-4)

@@ -27,8 +27,8 @@ def f(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 
 
-def n(most: int, *shape: int) -> np.ndarray:
-    return RNG.integers(0, most, shape).astype(np.int32)
+def n(limit: int, *shape: int) -> np.ndarray:
+    return RNG.integers(0, limit, shape).astype(np.int32)
 
 
 def definite(size: int) -> np.ndarray:
@@ -75,9 +75,9 @@ def read(x: Any, i: Any) -> Any:
 
 
 def windows(x: Any) -> Any:
-    whole = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 3), (1, 2, 2), "SAME")
+    pooled = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 3), (1, 2, 2), "SAME")
     pads = ((0, 0), (1, 1), (2, 0))
-    return whole, lax.reduce_window(x, 0.0, lax.add, (1, 3, 3), (1, 1, 1), pads, window_dilation=(1, 2, 1))
+    return pooled, lax.reduce_window(x, 0.0, lax.add, (1, 3, 3), (1, 1, 1), pads, window_dilation=(1, 2, 1))
 
 
 def grouped(x: Any, w: Any) -> Any:
@@ -99,7 +99,7 @@ def segmented(x: Any, s: Any) -> Any:
     return [k(x, s, num_segments=5) for k in kinds]
 
 
-def several(x: Any) -> Any:
+def pair_reduction(x: Any) -> Any:
     return lax.reduce((x, x), (0.0, 1.0), lambda a, b: (a[0] + b[0], a[1] * b[1]), (1,))
 
 
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "random numbers": (lambda k: (jax.random.exponential(k, (5,)), jax.random.poisson(k, 3.0, (5,))), (KEY,)),
     "updates": (updated, (np.abs(f(5, 3)) + 0.1, np.array([0, 3, 3], np.int32))),
     "indices": (read, (f(4, 4), np.array([0, 2, 1], np.int32))),
-    "several reduced at once": (several, (f(4, 5),)),
+    "several reduced at once": (pair_reduction, (f(4, 5),)),
     "images": (lambda x: jax.image.resize(x, (7, 9, 3), "cubic"), (f(5, 6, 3),)),
     "attention": (lambda x: jax.nn.dot_product_attention(x, x, x, is_causal=True), (f(2, 6, 2, 4),)),
     "experts": (lambda a, b: lax.ragged_dot(a, b, jnp.array([2, 3, 1], jnp.int32)), (f(6, 4), f(3, 4, 5))),

@@ -50,11 +50,13 @@ def image_net() -> Any:
 
 
 def text_net() -> Any:
-    ids, more = keras.Input((None,), dtype="int32", name="ids"), keras.Input((None, 4), name="more")
-    h = L.Concatenate()([L.Embedding(50, 12)(ids), more])
+    ids, features = keras.Input((None,), dtype="int32", name="ids"), keras.Input((None, 4), name="more")
+    h = L.Concatenate()([L.Embedding(50, 12)(ids), features])
     h = L.Bidirectional(L.LSTM(5, return_sequences=True))(h)
     h = L.LayerNormalization()(L.MultiHeadAttention(2, 4)(h, h))
-    return keras.Model({"ids": ids, "more": more}, L.GlobalMaxPooling1D(name="top")(L.GRU(3, return_sequences=True)(h)))
+    return keras.Model(
+        {"ids": ids, "more": features}, L.GlobalMaxPooling1D(name="top")(L.GRU(3, return_sequences=True)(h))
+    )
 
 
 def read(path: Path, folder: Path, dynamic: Any = None) -> Graph:
@@ -153,8 +155,8 @@ def old_file(path: Path) -> Any:
         {"class_name": "Flatten", "config": {"name": "flat", "dtype": "float32", "data_format": "channels_last"}},
     ]  # fmt: skip
     with h5py.File(path, "r+") as file:
-        whole = {"class_name": "Sequential", "config": {"name": "old", "layers": described}}
-        file.attrs["model_config"] = json.dumps(whole)
+        layer_config = {"class_name": "Sequential", "config": {"name": "old", "layers": described}}
+        file.attrs["model_config"] = json.dumps(layer_config)
         file.attrs["keras_version"] = "2.11.0"
     return model
 
@@ -236,8 +238,8 @@ def test_hostile_files(tmp_path: Path) -> None:
             read(path, tmp_path)
     with pytest.raises(ImportModelError, match="outside"):
         read(archive_with(tmp_path / "net.keras", b"", ("../x",)), tmp_path)
-    whole = archive_with(tmp_path / "net.keras", b"\x89HDF\r\n").read_bytes()
-    (tmp_path / "net.keras").write_bytes(whole[: len(whole) // 2])
+    content = archive_with(tmp_path / "net.keras", b"\x89HDF\r\n").read_bytes()
+    (tmp_path / "net.keras").write_bytes(content[: len(content) // 2])
     with pytest.raises(ImportModelError, match="not a readable Keras file"):
         read(tmp_path / "net.keras", tmp_path)
     old = tmp_path / "weights.h5"

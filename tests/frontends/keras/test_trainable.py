@@ -31,8 +31,8 @@ def net() -> Any:
     ])  # fmt: skip
 
 
-def likelihood(out: Any, y: Any) -> Any:
-    return keras.losses.SparseCategoricalCrossentropy()(y, out)
+def likelihood(prediction: Any, y: Any) -> Any:
+    return keras.losses.SparseCategoricalCrossentropy()(y, prediction)
 
 
 def test_a_step_is_keras_own() -> None:
@@ -42,12 +42,13 @@ def test_a_step_is_keras_own() -> None:
     first, rest = ([v.value for v in vs] for vs in (model.trainable_variables, model.non_trainable_variables))
 
     def loss(first: Any, rest: Any, x: Any, y: Any) -> Any:
-        out, rest, losses = model.stateless_call(first, rest, x, training=True, return_losses=True)
-        return likelihood(out, y) + sum(losses), rest
+        prediction, rest, losses = model.stateless_call(first, rest, x, training=True, return_losses=True)
+        return likelihood(prediction, y) + sum(losses), rest
 
+    value_and_slopes = jax.jit(jax.value_and_grad(loss, has_aux=True))
     for n in (7, 4, 7):
         x, y = RNG.normal(size=(n, 6)).astype(np.float32), RNG.integers(0, 3, n).astype(np.int32)
-        (want, rest), slopes = jax.value_and_grad(loss, has_aux=True)(first, rest, x, y)
+        (want, rest), slopes = value_and_slopes(first, rest, x, y)
         first = [v - 0.1 * g for v, g in zip(first, slopes, strict=True)]
         assert float(step(x, y)[0]) == pytest.approx(float(want), rel=1e-5)
     before = [np.asarray(v.value) for v in model.trainable_variables]
@@ -81,7 +82,7 @@ def test_frozen_layers_checkpoints_and_refusals(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="load_model"):
         ingot.train(tmp_path / "m.keras", "nll", optim.SGD())
     with pytest.raises(InputError, match="a float scalar array, got a tuple"):
-        ingot.train(model, lambda out, y: (out, y), optim.SGD(), example_targets=batch[1:])
+        ingot.train(model, lambda outputs, y: (outputs, y), optim.SGD(), example_targets=batch[1:])
     model.trainable = False
     with pytest.raises(InputError, match="trainable = True"):
         ingot.train(model, "nll", optim.SGD())

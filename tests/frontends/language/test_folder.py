@@ -18,8 +18,8 @@ from tests.language.tiny import CHATML
 def folder(path: Path, name: str, **config: object) -> tuple[object, Path]:
     net = model(*MODELS[name])
     net.save_pretrained(path)
-    written = json.loads((path / "config.json").read_text()) | config
-    (path / "config.json").write_text(json.dumps(written))
+    settings = json.loads((path / "config.json").read_text()) | config
+    (path / "config.json").write_text(json.dumps(settings))
     return net, path
 
 
@@ -27,12 +27,12 @@ def tokenizer(path: Path) -> None:
     """Of 61 words: letters, and what begins and ends a text."""
     library = pytest.importorskip("tokenizers")
     words = ["<pad>", "<s>", "</s>", *(chr(c) for c in range(65, 123))]
-    own = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
-    own.pre_tokenizer = library.pre_tokenizers.Split("", "isolated")
-    own.decoder = library.decoders.Fuse()
-    own.add_special_tokens(["<pad>", "<s>", "</s>"])
-    own.post_processor = library.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
-    own.save(str(path / "tokenizer.json"))
+    fast_tokenizer = library.Tokenizer(library.models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
+    fast_tokenizer.pre_tokenizer = library.pre_tokenizers.Split("", "isolated")
+    fast_tokenizer.decoder = library.decoders.Fuse()
+    fast_tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    fast_tokenizer.post_processor = library.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    fast_tokenizer.save(str(path / "tokenizer.json"))
     special = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": CHATML}
     (path / "tokenizer_config.json").write_text(json.dumps(special))
     (path / "generation_config.json").write_text(
@@ -51,8 +51,8 @@ def test_tokens_of_transformers(tmp_path: Path) -> None:
     ids = lm.tokenizer.encode("Hello")
     assert ids[0] == 1
     with torch.no_grad():
-        out = net.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=[2, 60])  # type: ignore
-    expected = [i for i in out[0, len(ids) :].tolist() if i not in (2, 60)]
+        generated = net.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False, eos_token_id=[2, 60])  # type: ignore
+    expected = [i for i in generated[0, len(ids) :].tolist() if i not in (2, 60)]
     assert lm.generate(ids, max_tokens=20, temperature=0) == expected
     assert lm.generate("Hello", max_tokens=20, temperature=0) == lm.tokenizer.decode(expected)
 

@@ -42,12 +42,12 @@ def cases() -> dict[str, Case]:
         from onnx.backend.test.loader import load_model_tests
 
         results = load_model_tests(kind="node")
-    out: dict[str, Case] = {}
+    case_table: dict[str, Case] = {}
     for t in results:
         assert t.model is not None and t.data_sets is not None  # those of nodes come with both
         sets = tuple((tuple(i), tuple(o)) for i, o in t.data_sets)
-        out[t.name] = Case(t.name, t.model, sets, t.rtol, t.atol)
-    return out
+        case_table[t.name] = Case(t.name, t.model, sets, t.rtol, t.atol)
+    return case_table
 
 
 def as_array(value: object) -> np.ndarray:
@@ -78,9 +78,9 @@ def import_case(case: Case, arrays: Mapping[str, np.ndarray]) -> tuple[Graph, bo
         try:
             return import_onnx(case.model, weights=constants), bool(constants)
         except UnsupportedOpError as e:
-            asked = {name for op in e.ops for name in _ASKED.findall(op.reason)}
-            asked |= set(e.inputs) if isinstance(e, NeedsValues) else set()
-            result = {n: arrays[n] for n in asked if n in arrays and n not in constants}
+            required = {name for op in e.ops for name in _ASKED.findall(op.reason)}
+            required |= set(e.inputs) if isinstance(e, NeedsValues) else set()
+            result = {n: arrays[n] for n in required if n in arrays and n not in constants}
             if not result:
                 small = {n: a for n, a in arrays.items() if a.size <= (SMALL if a.dtype.kind in "iub" else 1)}
                 result = {n: a for n, a in small.items() if n not in constants}
@@ -97,8 +97,8 @@ def run_interpreted(case: Case) -> None:
         graph, _ = import_case(case, arrays)
         results = interpret(graph, [arrays[n.op.label] for n in graph.inputs])  # type: ignore[attr-defined]
         # a sequence arrives as its members
-        flat = [o for out in outputs for o in (out if isinstance(out, list) else [out])]
-        compare(list(results), [as_given(out) for out in flat], case)
+        flat = [o for output in outputs for o in (output if isinstance(output, list) else [output])]
+        compare(list(results), [as_given(output) for output in flat], case)
 
 
 def run_written(case: Case) -> None:

@@ -28,27 +28,27 @@ class Decoder:
     words: int = 50
     block: int = 32
     longest: int = 64
-    joined: bool = True
+    has_joint_qkv: bool = True
     zeros: bool = False
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     nodes: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
-    made: int = 0
+    node_count: int = 0
 
     @property
     def size(self) -> int:
         return self.heads * self.width
 
     def constant(self, value: np.ndarray) -> str:
-        self.made += 1
-        self.weights.append(numpy_helper.from_array(value, f"c{self.made}"))
-        return f"c{self.made}"
+        self.node_count += 1
+        self.weights.append(numpy_helper.from_array(value, f"c{self.node_count}"))
+        return f"c{self.node_count}"
 
     def node(self, op: str, inputs: list[str], domain: str = "", results: int = 1, **attributes: Any) -> Any:
-        self.made += 1
-        out = [f"n{self.made}_{i}" for i in range(results)]
-        self.nodes.append(helper.make_node(op, inputs, out, domain=domain, **attributes))
-        return out[0] if results == 1 else out
+        self.node_count += 1
+        result_names = [f"n{self.node_count}_{i}" for i in range(results)]
+        self.nodes.append(helper.make_node(op, inputs, result_names, domain=domain, **attributes))
+        return result_names[0] if results == 1 else result_names
 
     def linear(self, x: str, k: int, n: int) -> str:
         blocks = -(-k // self.block)
@@ -62,17 +62,21 @@ class Decoder:
         return self.constant(self.rng.standard_normal(self.size).astype(np.float32))
 
     def attend(self, x: str, layer: int, lengths: list[str], tables: list[str]) -> str:
-        own, shared = self.size, self.groups * self.width
-        if self.joined:
-            qkv = [self.linear(x, own, own + 2 * shared), "", ""]
+        query_width, shared_width = self.size, self.groups * self.width
+        if self.has_joint_qkv:
+            qkv = [self.linear(x, query_width, query_width + 2 * shared_width), "", ""]
         else:
-            qkv = [self.linear(x, own, own), self.linear(x, own, shared), self.linear(x, own, shared)]
+            qkv = [
+                self.linear(x, query_width, query_width),
+                self.linear(x, query_width, shared_width),
+                self.linear(x, query_width, shared_width),
+            ]
         caches = [f"past.{layer}.key", f"past.{layer}.value"]
-        out = [f"n.a{layer}", f"present.{layer}.key", f"present.{layer}.value"]
+        result_names = [f"n.a{layer}", f"present.{layer}.key", f"present.{layer}.value"]
         kinds = {"num_heads": self.heads, "kv_num_heads": self.groups, "do_rotary": 1, "scale": self.width**-0.5}
         inputs = [*qkv, *caches, *lengths, *tables]
-        self.nodes.append(helper.make_node("GroupQueryAttention", inputs, out, domain=MS, **kinds))
-        return self.linear(out[0], own, own)
+        self.nodes.append(helper.make_node("GroupQueryAttention", inputs, result_names, domain=MS, **kinds))
+        return self.linear(result_names[0], query_width, query_width)
 
     def gated(self, x: str) -> str:
         gate, up = (self.linear(x, self.size, self.hidden) for _ in range(2))
@@ -118,8 +122,10 @@ class Decoder:
 
     def skipped(self, x: str, added: str) -> tuple[str, str]:
         """(norm of the sum, the sum)."""
-        self.made += 1
-        out = [f"n{self.made}_0", "", "", f"n{self.made}_3"]
+        self.node_count += 1
+        result_names = [f"n{self.node_count}_0", "", "", f"n{self.node_count}_3"]
         inputs = [x, added, self.scale()]
-        self.nodes.append(helper.make_node("SkipSimplifiedLayerNormalization", inputs, out, domain=MS, epsilon=1e-5))
-        return out[0], out[3]
+        self.nodes.append(
+            helper.make_node("SkipSimplifiedLayerNormalization", inputs, result_names, domain=MS, epsilon=1e-5)
+        )
+        return result_names[0], result_names[3]

@@ -24,13 +24,13 @@ PARTS = 8
 
 
 def _failures(names: Iterable[str], run: Callable[[Case], None]) -> dict[str, str]:
-    out: dict[str, str] = {}
+    failures: dict[str, str] = {}
     for name in names:
         try:
             run(cases()[name])
         except (AssertionError, IngotError) as e:
-            out[name] = f"{type(e).__name__}: {str(e).strip()[:300]}"
-    return out
+            failures[name] = f"{type(e).__name__}: {str(e).strip()[:300]}"
+    return failures
 
 
 def _supported() -> list[str]:

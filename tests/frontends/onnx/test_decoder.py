@@ -38,15 +38,15 @@ def levels(dtype: Any, *shape: int) -> np.ndarray:
 
 
 def one_op(
-    op: str, domain: str, given: Mapping[str, Sequence[int | str]], constants: Mapping[str, np.ndarray],
+    op: str, domain: str, input_types: Mapping[str, Sequence[int | str]], constants: Mapping[str, np.ndarray],
     inputs: Sequence[str], shape: Sequence[int | str], **attributes: Any,
 ) -> onnx.ModelProto:  # fmt: skip
     """A model of one op on f32 inputs (i64 ones where their names begin with "at") and constants."""
-    kind = {n: TensorProto.INT64 if n.startswith("at") else FLOAT for n in given}
+    kind = {n: TensorProto.INT64 if n.startswith("at") else FLOAT for n in input_types}
     graph = helper.make_graph(
         [helper.make_node(op, list(inputs), ["y"], domain=domain, **attributes)],
         "g",
-        [helper.make_tensor_value_info(n, kind[n], s) for n, s in given.items()],
+        [helper.make_tensor_value_info(n, kind[n], s) for n, s in input_types.items()],
         [helper.make_tensor_value_info("y", FLOAT, shape)],
         [numpy_helper.from_array(a, n) for n, a in constants.items()],
     )
@@ -140,10 +140,18 @@ def test_gather_block_quantized(dtype: Any, zeros: bool) -> None:
         "z": levels(dtype, 11, 2 if packed else 3),
     }
     names = ["q", "at", "s", *(["z"] if zeros else [])]
-    more = {"bits": 4} if packed else {}
+    attributes_ = {"bits": 4} if packed else {}
     used = {name: a for name, a in constants.items() if name in names}
     model = one_op(
-        "GatherBlockQuantized", MS, {"at": [2, 3]}, used, names, [2, 3, 48], block_size=16, quantize_axis=1, **more
+        "GatherBlockQuantized",
+        MS,
+        {"at": [2, 3]},
+        used,
+        names,
+        [2, 3, 48],
+        block_size=16,
+        quantize_axis=1,
+        **attributes_,
     )
     agree(model, {"at": RNG.integers(0, 11, (2, 3))})
 
@@ -152,23 +160,29 @@ def test_gather_block_quantized(dtype: Any, zeros: bool) -> None:
 
 
 def attention(
-    batch: int, groups: int, *, joined: bool = False, positions: bool = False, bias: bool = False, **attributes: Any
+    batch: int,
+    groups: int,
+    *,
+    has_joint_qkv: bool = False,
+    positions: bool = False,
+    bias: bool = False,
+    **attributes: Any,
 ) -> onnx.ModelProto:
     """GroupQueryAttention of 4 heads of 16, its lengths from a mask as the model builder writes them."""
-    heads, width, turned = 4, 16, attributes.get("do_rotary", 0)
+    heads, width, has_rotary = 4, 16, attributes.get("do_rotary", 0)
     value = helper.make_tensor_value_info
     cache = [batch, groups, "past", width]
     rows = [("k", groups), ("v", groups)]
-    data = [value("q", FLOAT, [batch, "s", (heads + 2 * groups if joined else heads) * width])]
-    data += [value(n, FLOAT, [batch, "s", g * width]) for n, g in rows if not joined]
+    data = [value("q", FLOAT, [batch, "s", (heads + 2 * groups if has_joint_qkv else heads) * width])]
+    data += [value(n, FLOAT, [batch, "s", g * width]) for n, g in rows if not has_joint_qkv]
     data += [value("pk", FLOAT, cache), value("pv", FLOAT, cache), value("mask", TensorProto.INT64, [batch, "total"])]
     data += [value("at", TensorProto.INT64, [batch, "s"])] if positions else []
     data += [value("bias", FLOAT, [1, heads, "s", "total"])] if bias else []
     angles = RNG.random((64, 8)).astype(np.float32) * 6
     ones = {"one": np.array(1, np.int64), "ones": np.array([1], np.int64)}
     constants = {**ones, "cos": np.cos(angles), "sin": np.sin(angles)}
-    names = ["q", *(["", ""] if joined else ["k", "v"]), "pk", "pv", "last", "total_length"]
-    names += [*(["cos", "sin"] if turned else ["", ""]), "at" if positions else "", "bias" if bias else ""]
+    names = ["q", *(["", ""] if has_joint_qkv else ["k", "v"]), "pk", "pv", "last", "total_length"]
+    names += [*(["cos", "sin"] if has_rotary else ["", ""]), "at" if positions else "", "bias" if bias else ""]
     nodes = [
         helper.make_node("ReduceSum", ["mask", "ones"], ["sum"], keepdims=0),
         helper.make_node("Sub", ["sum", "one"], ["less"]),
@@ -179,9 +193,9 @@ def attention(
     ]
     kinds = {"num_heads": heads, "kv_num_heads": groups, **attributes}
     nodes.append(helper.make_node("GroupQueryAttention", names, ["y", "nk", "nv"], domain=MS, **kinds))
-    made = [value("y", FLOAT, [batch, "s", heads * width])]
-    made += [value(n, FLOAT, [batch, groups, "present", width]) for n in ("nk", "nv")]
-    graph = helper.make_graph(nodes, "g", data, made, [numpy_helper.from_array(a, n) for n, a in constants.items()])
+    infos = [value("y", FLOAT, [batch, "s", heads * width])]
+    infos += [value(n, FLOAT, [batch, groups, "present", width]) for n in ("nk", "nv")]
+    graph = helper.make_graph(nodes, "g", data, infos, [numpy_helper.from_array(a, n) for n, a in constants.items()])
     return helper.make_model(graph, opset_imports=OPSETS, ir_version=10)
 
 
@@ -196,9 +210,16 @@ CALLS = {  # rows, keys in the cache, in all, and of each sequence
 }
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {"batch": 1, "groups": 2},
-    "joined": {"batch": 2, "groups": 2, "joined": True, "do_rotary": 1},
+    "joint qkv": {"batch": 2, "groups": 2, "has_joint_qkv": True, "do_rotary": 1},
     "window": {"batch": 2, "groups": 1, "do_rotary": 1, "rotary_interleaved": 1, "local_window_size": 5},
-    "positions": {"batch": 2, "groups": 4, "joined": True, "positions": True, "do_rotary": 1, "softcap": 3.0},
+    "positions": {
+        "batch": 2,
+        "groups": 4,
+        "has_joint_qkv": True,
+        "positions": True,
+        "do_rotary": 1,
+        "softcap": 3.0,
+    },
     "bias": {"batch": 1, "groups": 2, "bias": True, "local_window_size": 4},
 }
 
@@ -225,20 +246,20 @@ def test_group_query_attention(kind: str) -> None:
         y, *caches = (np.asarray(a) for a in program(*feeds.values()))
         want, *stored = map(np.asarray, session.run(None, feeds))
         for b, end in enumerate(ends):
-            own = min(rows, end)
-            np.testing.assert_allclose(y[b, :own], want[b, :own], rtol=1e-4, atol=1e-5)
-            for got, kept in zip(caches, stored, strict=True):
-                assert got.shape == kept.shape
-                np.testing.assert_allclose(got[b, :, :end], kept[b, :, :end], rtol=1e-5, atol=1e-6)
+            length = min(rows, end)
+            np.testing.assert_allclose(y[b, :length], want[b, :length], rtol=1e-4, atol=1e-5)
+            for got, expected in zip(caches, stored, strict=True):
+                assert got.shape == expected.shape
+                np.testing.assert_allclose(got[b, :, :end], expected[b, :, :end], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("joined", [True, False])
-def test_a_small_language_model(joined: bool) -> None:
+@pytest.mark.parametrize("has_joint_qkv", [True, False])
+def test_a_small_language_model(has_joint_qkv: bool) -> None:
     """A prompt and three tokens behind it, each of what the last call gave."""
-    decoder = Decoder(joined=joined, zeros=joined)
+    decoder = Decoder(has_joint_qkv=has_joint_qkv, zeros=has_joint_qkv)
     model = decoder.model()
     graph = import_onnx(model, dynamic={"past": (0, 64)})
-    assert products_of_levels(graph) == (5 if joined else 7) * decoder.layers + 1
+    assert products_of_levels(graph) == (5 if has_joint_qkv else 7) * decoder.layers + 1
     session, program = runtime(model), compiled(graph)
     caches = [np.zeros((1, decoder.groups, 0, decoder.width), np.float32)] * (2 * decoder.layers)
     total = 0

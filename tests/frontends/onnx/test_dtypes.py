@@ -39,12 +39,12 @@ def test_in_and_out_of_a_program(code: int, numpy: type) -> None:
     graph = helper.make_graph(nodes, "g", [info], outputs)
     model = ingot.compile(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)]), cache=False)
     x = np.array([0.5, 1.0, 2.0, 1.0, 1.0] * 3, np.float32).astype(numpy).reshape(3, 5)
-    turned, wide, back = model(x)
-    assert turned.dtype == back.dtype == x.dtype
-    np.testing.assert_array_equal(turned.astype(np.float32), x.T.astype(np.float32))
+    transposed, wide, roundtrip = model(x)
+    assert transposed.dtype == roundtrip.dtype == x.dtype
+    np.testing.assert_array_equal(transposed.astype(np.float32), x.T.astype(np.float32))
     np.testing.assert_array_equal(wide, x.astype(np.float32))
     if code != getattr(TensorProto, "FLOAT8E8M0", None):
-        np.testing.assert_array_equal(back.astype(np.float32), x.astype(np.float32))
+        np.testing.assert_array_equal(roundtrip.astype(np.float32), x.astype(np.float32))
 
 
 @CODES
@@ -53,9 +53,9 @@ def test_initializers(code: int, numpy: type, raw: bool) -> None:
     values = np.array([0.5, 1.0, 2.0, 1.0, 1.0, 2.0, 0.5], np.float32).astype(numpy)
     bits = ml_dtypes.iinfo(numpy).bits if "int" in values.dtype.name else ml_dtypes.finfo(numpy).bits
     codes = values.view(np.uint8) & ((1 << bits) - 1)
-    each = 8 // bits
-    padded = np.concatenate([codes, np.zeros(-codes.size % each, np.uint8)]).reshape(-1, each)
-    packed = (padded << (np.arange(each) * bits)).sum(1).astype(np.uint8)
+    per_byte = 8 // bits
+    padded = np.concatenate([codes, np.zeros(-codes.size % per_byte, np.uint8)]).reshape(-1, per_byte)
+    packed = (padded << (np.arange(per_byte) * bits)).sum(1).astype(np.uint8)
     tensor = TensorProto(name="w", data_type=code, dims=[7])
     if raw:
         tensor.raw_data = packed.tobytes()

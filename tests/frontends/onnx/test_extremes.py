@@ -30,9 +30,9 @@ def model(op: str, x: np.ndarray, constants: Sequence[Any] = (), opset: int = 20
     """A node of x and constants; None is left out."""
     names = ["" if c is None else f"c{i}" for i, c in enumerate(constants)]
     node = helper.make_node(op, ["x", *names], ["y"], **attributes)
-    held = [numpy_helper.from_array(np.asarray(c), n) for c, n in zip(constants, names, strict=True) if n]
+    initializers = [numpy_helper.from_array(np.asarray(c), n) for c, n in zip(constants, names, strict=True) if n]
     x_info = helper.make_tensor_value_info("x", helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-    graph = helper.make_graph([node], "g", [x_info], [helper.make_empty_tensor_value_info("y")], held)
+    graph = helper.make_graph([node], "g", [x_info], [helper.make_empty_tensor_value_info("y")], initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 
 

@@ -144,16 +144,16 @@ def test_sizes_that_do_not_match(name: str) -> None:
 
 def _suite() -> list[tuple[str, Case]]:
     """Calls of ONNX's first case of each operator that takes several tensors, and of each function's body."""
-    seen: set[str] = set()
+    visited: set[str] = set()
     results: list[tuple[str, Case]] = []
     for name, case in sorted(cases().items()):
         kind = case.model.graph.node[0].op_type if len(case.model.graph.node) == 1 else name
         inputs = case.data_sets[0][0]
-        if kind in seen or not all(isinstance(v, np.ndarray | np.generic | onnx.TensorProto) for v in inputs):
+        if kind in visited or not all(isinstance(v, np.ndarray | np.generic | onnx.TensorProto) for v in inputs):
             continue
         arrays = [as_array(v) for v in inputs]
         if sum(a.ndim > 0 for a in arrays) > 1 and len(arrays) == len(case.model.graph.input):
-            seen.add(kind)
+            visited.add(kind)
             results += _mismatched(name, case.model, arrays)
     return results
 
@@ -188,7 +188,7 @@ TOLD: dict[str, tuple[str, str]] = {
 }
 
 
-def _told(name: str, sizes: str, count: int) -> dict[str, Case]:
+def _bound_cases(name: str, sizes: str, count: int) -> dict[str, Case]:
     model = _text(f"float[{sizes}] x, {TOLD[name][0]}", TOLD[name][1])
     results: dict[str, Case] = {}
     for numbers in np.random.default_rng(len(name)).choice(ENDS_OF_I64, (count, 6)):
@@ -208,11 +208,11 @@ def _told(name: str, sizes: str, count: int) -> dict[str, Case]:
 @pytest.mark.parametrize("sizes", ["3,4", "n,m"])
 @pytest.mark.parametrize("name", ["slice", "slice backwards", "triu", "pad"])
 def test_numbers_at_the_ends_of_64_bits(name: str, sizes: str) -> None:
-    check_all(_told(name, sizes, 6))
+    check_all(_bound_cases(name, sizes, 6))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["3,4", "n,m"])
 @pytest.mark.parametrize("name", sorted(TOLD))
 def test_more_numbers_at_the_ends_of_64_bits(name: str, sizes: str) -> None:
-    check_all(_told(name, sizes, 40))
+    check_all(_bound_cases(name, sizes, 40))

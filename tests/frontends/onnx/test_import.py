@@ -51,7 +51,7 @@ def types(graph: Graph) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected_name"),
     [
         ("batch", "batch"),
         ("batch-size", "batch_size"),
@@ -62,8 +62,8 @@ def types(graph: Graph) -> list[str]:
         ("n//0", "n__0"),
     ],
 )
-def test_dim_names(text: str, shown: str) -> None:
-    assert str(dim_of_name(text)) == shown
+def test_dim_names(text: str, expected_name: str) -> None:
+    assert str(dim_of_name(text)) == expected_name
 
 
 def test_unnamed_dims_are_fresh_symbols() -> None:
@@ -136,25 +136,25 @@ def test_reshapes_of_all_multiples_of_a_size() -> None:
         node("Add", ["back", "x"], ["z"]),
     ]
     constants = {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "each": np.array([16])}
-    made = model(nodes, [("x", F, ["b", "n"])], ("y", "z"), constants)
-    graph = import_onnx(made, dynamic={"n": (17, 100)})
+    proto = model(nodes, [("x", F, ["b", "n"])], ("y", "z"), constants)
+    graph = import_onnx(proto, dynamic={"n": (17, 100)})
     assert types(graph) == ["f32[b,n,16]", "f32[b,16*n]"]
     assert graph.bounds == (("n", 2, 6),)
-    assert types(import_onnx(made, dynamic={"n": 48})) == ["f32[b,3,16]", "f32[b,48]"]
+    assert types(import_onnx(proto, dynamic={"n": 48})) == ["f32[b,3,16]", "f32[b,48]"]
     with pytest.raises(ShapeError, match="40"):
-        import_onnx(made, dynamic={"n": 40})
+        import_onnx(proto, dynamic={"n": 40})
     rest = model([node("Reshape", ["x", "target"])], [("x", F, ["b", "n"])], constants={"target": np.array([-1, 1, 8])})
     assert types(import_onnx(rest)) == ["f32[b*n,1,8]"]
     # the last axis rather than the batch
     assert str(import_onnx(rest).inputs[0].type) == "f32[b,8*n]"
 
 
-@pytest.mark.parametrize(("target", "made"), [([2, 32, -1, 25], "64*n"), ([-1, 75], "n"), ([6, -1], "2*n")])
-def test_a_reshape_asks_for_the_least_multiple(target: list[int], made: str) -> None:
+@pytest.mark.parametrize(("target", "expected_size"), [([2, 32, -1, 25], "64*n"), ([-1, 75], "n"), ([6, -1], "2*n")])
+def test_a_reshape_asks_for_the_least_multiple(target: list[int], expected_size: str) -> None:
     graph = import_onnx(
         model([node("Reshape", ["x", "t"])], [("x", F, ["n", 3, 25])], constants={"t": np.array(target)})
     )
-    assert str(graph.inputs[0].type) == f"f32[{made},3,25]"
+    assert str(graph.inputs[0].type) == f"f32[{expected_size},3,25]"
 
 
 @pytest.mark.parametrize("value", [0, 1])
@@ -165,24 +165,24 @@ def test_places_of_a_constant_of_dynamic_shape(value: int) -> None:
     np.testing.assert_array_equal(got, np.nonzero(np.full((4, 3), value)))
 
 
-@pytest.mark.parametrize("meet", ["Add", "Concat"])
-def test_images_cut_in_half_and_enlarged_again(meet: str) -> None:
+@pytest.mark.parametrize("joining_op", ["Add", "Concat"])
+def test_images_cut_in_half_and_enlarged_again(joining_op: str) -> None:
     """They meet themselves where their size is a multiple of what they were cut by."""
     half = {"kernel_shape": [2, 2], "strides": [2, 2]}
     nodes = [
         node("MaxPool", ["x"], ["a"], **half),
         node("MaxPool", ["a"], ["b"], **half),
         node("Resize", ["b", "", "scales"], ["c"]),
-        node(meet, ["a", "c"], ["d"], **({"axis": 1} if meet == "Concat" else {})),
+        node(joining_op, ["a", "c"], ["d"], **({"axis": 1} if joining_op == "Concat" else {})),
         node("Resize", ["d", "", "scales"], ["e"]),
-        node(meet, ["x", "e"], ["f"], **({"axis": 1} if meet == "Concat" else {})),
+        node(joining_op, ["x", "e"], ["f"], **({"axis": 1} if joining_op == "Concat" else {})),
     ]
-    made = model(nodes, [("x", F, ["b", 3, "h", "w"])], ("f",), {"scales": np.array([1, 1, 2, 2], np.float32)})
-    (x,) = import_onnx(made).inputs
+    proto = model(nodes, [("x", F, ["b", 3, "h", "w"])], ("f",), {"scales": np.array([1, 1, 2, 2], np.float32)})
+    (x,) = import_onnx(proto).inputs
     assert str(x.type) == "f32[b,3,4*h,4*w]"
-    assert import_onnx(made, dynamic={"h": 8, "w": 12}).inputs[0].shape[2:] == (8, 12)
+    assert import_onnx(proto, dynamic={"h": 8, "w": 12}).inputs[0].shape[2:] == (8, 12)
     with pytest.raises(ShapeError, match="expected 5"):
-        import_onnx(made, dynamic={"h": 10})
+        import_onnx(proto, dynamic={"h": 10})
 
 
 def test_a_size_needed_as_a_value() -> None:
@@ -284,8 +284,8 @@ def test_casts_of_floats(source: type[np.floating]) -> None:
     proto = model(nodes, [("x", code, [x.size])], outputs=names)
     got = interpret(import_onnx(proto), [x])
     ort, proto.ir_version = pytest.importorskip("onnxruntime"), 10
-    wanted = ort.InferenceSession(proto.SerializeToString()).run(names, {"x": x})
-    for g, w in zip(got, wanted, strict=True):
+    expected = ort.InferenceSession(proto.SerializeToString()).run(names, {"x": x})
+    for g, w in zip(got, expected, strict=True):
         np.testing.assert_array_equal(g, w)
 
 
@@ -335,10 +335,10 @@ def test_other_opsets_are_refused(opset: int) -> None:
 
 
 def test_an_opset_beyond_numbers_of_versions_is_refused() -> None:
-    made = model([node("Relu", ["x"])], [("x", F, [2])])
-    made.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1 << 40))
+    proto = model([node("Relu", ["x"])], [("x", F, [2])])
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1 << 40))
     with pytest.raises(ImportModelError, match="no version"):
-        import_onnx(made)
+        import_onnx(proto)
 
 
 # functions and control flow
@@ -361,8 +361,8 @@ def test_a_function_that_calls_itself_is_refused() -> None:
 
 
 def _branch(name: str, op: str) -> onnx.GraphProto:
-    out = helper.make_tensor_value_info(f"{name}_y", F, [3])
-    return helper.make_graph([helper.make_node(op, ["x"], [f"{name}_y"])], name, [], [out])
+    info = helper.make_tensor_value_info(f"{name}_y", F, [3])
+    return helper.make_graph([helper.make_node(op, ["x"], [f"{name}_y"])], name, [], [info])
 
 
 def test_if_on_a_known_condition_is_inlined() -> None:
@@ -388,8 +388,10 @@ def _loop_body() -> onnx.GraphProto:
     ]
     inputs = [("i", I, []), ("go", B, []), ("v", F, [2])]
     outputs = [("go_out", B, []), ("v_out", F, [2]), ("seen", F, [2])]
-    takes, gives = ([helper.make_tensor_value_info(n, t, s) for n, t, s in group] for group in (inputs, outputs))
-    return helper.make_graph(nodes, "body", takes, gives)
+    input_infos, output_infos = (
+        [helper.make_tensor_value_info(n, t, s) for n, t, s in group] for group in (inputs, outputs)
+    )
+    return helper.make_graph(nodes, "body", input_infos, output_infos)
 
 
 @pytest.mark.parametrize("trips", [0, 3, 200])
@@ -555,10 +557,10 @@ def test_unused_nodes_are_not_imported() -> None:
 def test_a_function_that_onnx_cannot_write_out_is_refused() -> None:
     """FlexAttention's body is a text that onnx parses, names of the modifier and all."""
     info = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 2, 4, 8]) for n in "qkvy"]
-    scores, out = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", "H", "L", "S"]) for n in "so")
+    scores, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["B", "H", "L", "S"]) for n in "so")
     one = helper.make_tensor("o\0ne", TensorProto.FLOAT, [], [1.0])
     add = helper.make_node("Add", ["s", "o\0ne"], ["o"])
-    modifier = helper.make_graph([add], "modifier", [scores], [out], [one])
+    modifier = helper.make_graph([add], "modifier", [scores], [result], [one])
     flex = helper.make_node("FlexAttention", ["q", "k", "v"], ["y"], domain="ai.onnx.preview", score_mod=modifier)
     opsets = [helper.make_opsetid("", 26), helper.make_opsetid("ai.onnx.preview", 1)]
     model = helper.make_model(helper.make_graph([flex], "g", info[:3], info[3:]), opset_imports=opsets, ir_version=11)

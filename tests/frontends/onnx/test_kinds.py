@@ -111,7 +111,7 @@ def _export(net: Any, feed: Feed, axes: Axes, path: Path, *, is_new: bool) -> No
         torch.onnx.export(net, example, path, input_names=[*feed], dynamo=is_new, **options)
 
 
-def _wanted(net: Any, session: onnxruntime.InferenceSession, feed: Feed) -> Sequence[np.ndarray]:
+def _reference(net: Any, session: onnxruntime.InferenceSession, feed: Feed) -> Sequence[np.ndarray]:
     """What ONNX Runtime computes, or PyTorch where it fails (lists whose lengths change from call to call)."""
     names = {i.name for i in session.get_inputs()}
     try:
@@ -134,7 +134,7 @@ def _check(name: str, path: Path, *, is_new: bool) -> None:
     for feed in feeds:
         results = compiled(**feed)
         for y, want in zip(
-            results if isinstance(results, tuple) else (results,), _wanted(net, session, feed), strict=True
+            results if isinstance(results, tuple) else (results,), _reference(net, session, feed), strict=True
         ):
             np.testing.assert_allclose(y, want, rtol=1e-4, atol=1e-4, strict=True)
     check_all({str(of): partial(compiled, **feed) for of, feed in zip(sizes, feeds, strict=True)})

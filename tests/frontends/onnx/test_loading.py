@@ -62,11 +62,11 @@ def test_file_and_proto_give_the_same_results(tmp_path: Path) -> None:
     np.testing.assert_allclose(from_file, x @ WEIGHT)
 
 
-@pytest.mark.parametrize("kept", [0.02, 0.5, 0.99])
-def test_a_truncated_file_is_refused(tmp_path: Path, kept: float) -> None:
+@pytest.mark.parametrize("fraction", [0.02, 0.5, 0.99])
+def test_a_truncated_file_is_refused(tmp_path: Path, fraction: float) -> None:
     path = save(model(), tmp_path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * kept)])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * fraction)])
     with pytest.raises(ImportModelError):
         import_onnx(path)
 
@@ -220,14 +220,14 @@ def _function(name: str, nodes: list[onnx.NodeProto]) -> onnx.FunctionProto:
 
 
 def test_functions_that_double_are_written_out_up_to_a_limit() -> None:
-    made = [_function("f0", [helper.make_node("Tanh", ["x"], ["y"])])]
+    functions = [_function("f0", [helper.make_node("Tanh", ["x"], ["y"])])]
     for i in range(1, 40):
         calls = [helper.make_node(f"f{i - 1}", [a], [b], domain="f") for a, b in (("x", "t"), ("t", "y"))]
-        made.append(_function(f"f{i}", calls))
+        functions.append(_function(f"f{i}", calls))
     x, y = (helper.make_tensor_value_info(name, 1, [4]) for name in "xy")
     graph = helper.make_graph([helper.make_node("f39", ["x"], ["y"], domain="f")], "g", [x], [y])
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
-    model = helper.make_model(graph, functions=made, opset_imports=opsets)
+    model = helper.make_model(graph, functions=functions, opset_imports=opsets)
     with limited(Limits(nodes=500)), pytest.raises(LimitError, match="nodes=5000"):
         import_onnx(model)
 
@@ -238,12 +238,12 @@ def test_loops_that_double_what_they_carry_end() -> None:
         [helper.make_tensor_value_info(n, t, []) for n, t in (("i", 7), ("k", 9), ("s", 1))],
         [helper.make_tensor_value_info(n, t, []) for n, t in (("go", 9), ("o", 1))],
     )  # fmt: skip
-    for count, fits in ((20, True), (60, False)):
+    for count, is_valid in ((20, True), (60, False)):
         trips = onnx.numpy_helper.from_array(np.array(count, np.int64), "n")
         loop = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
         x, y = helper.make_tensor_value_info("x", 1, [2]), helper.make_tensor_value_info("y", 1, None)
         model = helper.make_model(helper.make_graph([loop], "g", [x], [y], [trips]))
-        if fits:
+        if is_valid:
             assert import_onnx(model).outputs[0].shape == (2 << count,)
         else:
             with pytest.raises(LimitError, match="elements"):

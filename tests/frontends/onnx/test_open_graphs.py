@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import ingot
-from tests.frontends.onnx.told import runtime
+from tests.frontends.onnx.reference import runtime
 from tests.guard import check_all
 
 _RNG = np.random.default_rng(0)
@@ -102,6 +102,10 @@ GRAPHS: dict[str, Graph] = {
         size = Unsqueeze(size0, at0) zeros = ConstantOfShape(size) shape = Shape(x) ones = Expand(onef, shape)
         bins0 = ScatterElements<axis=0, reduction="add">(zeros, x, ones) bins = CumSum(bins0, zero) }""",
         {"one": np.int64(1), "zero": np.int64(0), "onef": _floats(1)}, [(50,), (1,), (300,)]),
+    # such an end would be of more than a hundred elements, but the product takes twenty: the slice is empty
+    "an end beyond what a product takes": ("""(float[a,b,c,7] x) => (float[7,5] y, float[a,d,c,7] z) {
+        rows = Flatten<axis=3>(x) y = Gemm<transA=1>(rows, w) z = Slice(x, at1, far, at1, at3) }""",
+        {"w": _w(20, 5), "far": _sizes(-100)}, [(4, 1, 5, 7), (2, 10, 1, 7)]),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError, NeedsValues, ShapeError
-from tests.frontends.onnx.told import F, X, model, one, runtime, same
+from tests.frontends.onnx.reference import F, X, assert_close, model, one, runtime
 
 
 def types(m: onnx.ModelProto, **options) -> list[str]:
@@ -90,8 +90,8 @@ def test_a_size_that_is_1_broadcasts_in_the_calls_where_it_is() -> None:
     two = model(one("Add", "x", "y"), [("x", F, ["a", "n"]), ("y", F, ["b", "n"])])
     added, sums = (ingot.compile(source, threads=1, cache=False) for source in (m, two))
     for a, b in ((5, 4), (1, 1)):
-        same([added(X[1, :a])], runtime(m, x=X[1, :a]))
-        same([sums(X[:b], X[:4])], runtime(two, x=X[:b], y=X[:4]))
+        assert_close([added(X[1, :a])], runtime(m, x=X[1, :a]))
+        assert_close([sums(X[:b], X[:4])], runtime(two, x=X[:b], y=X[:4]))
     for size in (0, 4):
         with pytest.raises(InputError, match="expected 5"):
             added(X[1, :size])
@@ -117,11 +117,11 @@ def test_a_reshape_that_holds_on_a_range_is_checked_by_the_call() -> None:
     graph = import_onnx(m)
     for n, h in ((2, 16), (5, 31)):
         x = np.random.default_rng(n).standard_normal((1, n, 3, h)).astype(np.float32)
-        same(interpret(graph, {"x": x}), runtime(m, x=x))
+        assert_close(interpret(graph, {"x": x}), runtime(m, x=x))
     m = model(nodes, [("x", F, [1, "n", 3, "h"])], initializers=[("s", [1, 0, 3])])
     graph = import_onnx(m)
     x = np.ones((1, 4, 3, 40), np.float32)
-    same(interpret(graph, {"x": x[..., :20]}), runtime(m, x=x[..., :20]))
+    assert_close(interpret(graph, {"x": x[..., :20]}), runtime(m, x=x[..., :20]))
     with pytest.raises(InputError, match="h"):
         interpret(graph, {"x": x})
 
@@ -139,7 +139,7 @@ def test_a_squeeze_of_an_open_axis_asks_for_1() -> None:
     m = model(one("Squeeze", "x", "axes"), [("x", F, ["n", "m"])], initializers=[("axes", np.array([1]))])
     graph = import_onnx(m)
     x = np.ones((3, 1), np.float32)
-    same(interpret(graph, {"x": x}), runtime(m, x=x))
+    assert_close(interpret(graph, {"x": x}), runtime(m, x=x))
     with pytest.raises(InputError):
         interpret(graph, {"x": np.ones((3, 2), np.float32)})
 
@@ -147,9 +147,9 @@ def test_a_squeeze_of_an_open_axis_asks_for_1() -> None:
 def test_a_branch_knows_its_condition() -> None:
     """What `x.squeeze(1)` is exported as: two programs, by what the size is."""
 
-    def branch(name: str, op: str, *more: str) -> onnx.GraphProto:
-        out = helper.make_tensor_value_info(name, F, None)
-        return helper.make_graph([helper.make_node(op, ["x", *more], [name])], name, [], [out])
+    def branch(name: str, op: str, *inputs_: str) -> onnx.GraphProto:
+        info = helper.make_tensor_value_info(name, F, None)
+        return helper.make_graph([helper.make_node(op, ["x", *inputs_], [name])], name, [], [info])
 
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
@@ -164,7 +164,7 @@ def test_a_branch_knows_its_condition() -> None:
     assert not compiled.is_one_program
     for shape in ((3, 1), (3, 5), (2, 2), (7, 1)):
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-        same([compiled(x)], runtime(m, x=x))
+        assert_close([compiled(x)], runtime(m, x=x))
     programs = compiled._executable
     assert isinstance(programs, ValueSpecialization) and len(programs._programs) == 2
     assert types(m, dynamic={"n": 1}) == ["f32[b,1]", "f32[b]"]
@@ -178,7 +178,7 @@ def test_an_open_axis_is_split_into_equal_parts() -> None:
     nodes = [helper.make_node("Split", ["x"], ["a", "b"], axis=1), helper.make_node("Mul", ["a", "b"], ["z"])]
     m, x = model(nodes, [("x", F, [2, "n"])], opset=13), np.arange(16, dtype=np.float32).reshape(2, 8)
     compiled = ingot.compile(m)
-    same(runtime(m, x=x), [compiled(x)])
+    assert_close(runtime(m, x=x), [compiled(x)])
     with pytest.raises(InputError, match="expected \\(\\(2 \\* \\(n // 2"):
         compiled(x[:, :5])
 
@@ -190,14 +190,14 @@ def test_the_last_of_the_parts_may_be_smaller(n: int) -> None:
         helper.make_node("Concat", ["c", "b", "a"], ["z"], axis=0),
     ]
     m, x = model(nodes, [("x", F, ["n"])], opset=18), np.arange(n, dtype=np.float32)
-    same(runtime(m, x=x), [ingot.compile(m)(x)])
+    assert_close(runtime(m, x=x), [ingot.compile(m)(x)])
 
 
 def test_parts_say_what_an_open_axis_is() -> None:
     nodes = [helper.make_node("Split", ["x", "s"], ["a", "b"]), helper.make_node("Concat", ["b", "a"], ["z"], axis=0)]
     m = model(nodes, [("x", F, ["n"])], initializers=[("s", [3, 5])])
     compiled, x = ingot.compile(m), np.arange(8, dtype=np.float32)
-    same(runtime(m, x=x), [compiled(x)])
+    assert_close(runtime(m, x=x), [compiled(x)])
     with pytest.raises(InputError):
         compiled(x[:5])
 
@@ -223,9 +223,9 @@ def test_a_slice_that_a_loop_moves(first: str, last: str) -> None:
     m = onnx.parser.parse_model(text)
     data = {"x": np.arange(24, dtype=np.float32).reshape(8, 3), "start": np.ones((2, 3), np.float32)}
     compiled = ingot.compile(m, threads=1)
-    for turns in (0, 1, 4):
-        arrays = {"n": np.array(turns), **data}
-        same(compiled(**arrays), runtime(m, **arrays))
+    for trip_count in (0, 1, 4):
+        arrays = {"n": np.array(trip_count), **data}
+        assert_close(compiled(**arrays), runtime(m, **arrays))
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ def test_a_slice_of_another_length_at_each_turn_is_refused(places: str) -> None:
     }}"""
     m = onnx.parser.parse_model(text)
     compiled = ingot.compile(m, threads=1, cache=False)
-    for turns, s in ((0, 1.0), (1, 2.0), (4, 0.5), (9, 1.5)):
-        arrays = {"n": np.array(turns), "x": np.arange(1, 9, dtype=np.float32), "s": np.array(s, np.float32)}
-        same([compiled(**arrays)], runtime(m, **arrays))
+    for trip_count, s in ((0, 1.0), (1, 2.0), (4, 0.5), (9, 1.5)):
+        arrays = {"n": np.array(trip_count), "x": np.arange(1, 9, dtype=np.float32), "s": np.array(s, np.float32)}
+        assert_close([compiled(**arrays)], runtime(m, **arrays))
 
 
 WHILE = """<ir_version: 8, opset_import: ["" : 18]>
@@ -296,7 +296,7 @@ def test_loops_that_count_and_loops_of_as_many_turns() -> None:
     for n, a in ((1, 3), (4, 1), (5, 6)):
         bound = np.array(a, np.float32)
         inputs = {"x": np.random.rand(n, 2).astype(np.float32), "a": bound, "b": bound}
-        same(compiled(**inputs), runtime(model, **inputs))
+        assert_close(compiled(**inputs), runtime(model, **inputs))
     with pytest.raises(InputError, match=r"\$turns0 = 3, \$turns1 = 5"):
         compiled(np.ones((2, 2), np.float32), np.float32(3), np.float32(5))
 
@@ -340,13 +340,13 @@ def test_a_dilated_convolution_by_blocks() -> None:
 @pytest.mark.parametrize("is_computed", [False, True])
 def test_a_resize_by_what_is_no_ratio(scale: float, mode: str, is_computed: bool) -> None:
     """Sizes are rounded as floats round them: 20 * 0.7 is 14."""
-    whole = [
+    nodes_ = [
         helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["f"], to=F),
         helper.make_node("Mul", ["f", "k"], ["m"]), helper.make_node("Floor", ["m"], ["r"]),
         helper.make_node("Cast", ["r"], ["n"], to=TensorProto.INT64),
         helper.make_node("Resize", ["x", "", "", "n"], ["z"], mode=mode),
     ]  # fmt: skip
-    nodes = whole if is_computed else one("Resize", "x", "", "k", mode=mode)
+    nodes = nodes_ if is_computed else one("Resize", "x", "", "k", mode=mode)
     scales = np.array([1, 1, scale, scale], np.float32)
     m = model(nodes, [("x", F, [1, 1, "h", "w"])], initializers=[("k", scales)])
     compiled = ingot.compile(m, threads=1, cache=False)

@@ -39,7 +39,7 @@ WINDOW = """Concat <axis = 2> (kept_{0}, {1})"""
 
 def decoder(form: str, path: Path) -> Path:
     text = TEXT.replace("UPDATE_K", form.format("k", "heads")).replace("UPDATE_V", form.format("v", "double"))
-    more = """split = Constant <value_ints = [1, 1, 2, 4]> ()
+    extra_nodes = """split = Constant <value_ints = [1, 1, 2, 4]> ()
   shape = Constant <value_ints = [1, 2, 1, 4]> ()
   places = Expand (at, shape)
   one = Constant <value_ints = [1]> ()
@@ -47,7 +47,9 @@ def decoder(form: str, path: Path) -> Path:
   two = Constant <value_ints = [2]> ()
   kept_k = Slice (past_k, one, end, two)
   kept_v = Slice (past_v, one, end, two)"""
-    onnx.save(onnx.parser.parse_model(text.replace("split = Constant <value_ints = [1, 1, 2, 4]> ()", more)), path)
+    onnx.save(
+        onnx.parser.parse_model(text.replace("split = Constant <value_ints = [1, 1, 2, 4]> ()", extra_nodes)), path
+    )
     return path
 
 
@@ -62,8 +64,8 @@ def test_a_decoder_keeps_its_past(form: str, in_place: bool, tmp_path: Path) -> 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     past, rng = [np.zeros((1, HEADS, LENGTH, WIDTH), np.float32)] * 2, np.random.default_rng(0)
     x, at = np.zeros((1, 1, 8), np.float32), np.asarray([0])
-    for turn in range(5):
-        x, at = rng.standard_normal((1, 1, 8), np.float32), np.asarray([turn])
+    for step in range(5):
+        x, at = rng.standard_normal((1, 1, 8), np.float32), np.asarray([step])
         y, *past = session.run(None, {"x": x, "at": at, "past_k": past[0], "past_v": past[1]})
         for compiled in (model, saved):
             np.testing.assert_allclose(np.asarray(compiled(x, at)), y, rtol=1e-5, atol=1e-6)

@@ -21,22 +21,22 @@ rng = np.random.default_rng(0)
 
 
 def model(text: str, opset: int = 18, ir: int = 10, **tensors: Any) -> onnx.ModelProto:
-    made = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> m {text}')
-    made.graph.ClearField("initializer")
+    proto = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> m {text}')
+    proto.graph.ClearField("initializer")
     for name, value in tensors.items():
         t = numpy_helper.from_array(np.asarray(value), name)
-        made.graph.initializer.append(t)
+        proto.graph.initializer.append(t)
         if ir < 4:
-            made.graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, t.dims))
-    return made
+            proto.graph.input.append(onnx.helper.make_tensor_value_info(name, t.data_type, t.dims))
+    return proto
 
 
 def floats(*shape: int) -> np.ndarray:
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def learned(made: onnx.ModelProto, patterns: tuple[str, ...] | None = None) -> tuple[set[str], set[str]]:
-    result = import_trainable(made, None, patterns)
+def learned(proto: onnx.ModelProto, patterns: tuple[str, ...] | None = None) -> tuple[set[str], set[str]]:
+    result = import_trainable(proto, None, patterns)
     return {*result.parameters}, {*result.buffers}
 
 
@@ -49,12 +49,12 @@ TWO_NORMS = """(float[n,2,5] x) => (float[n,3,5] y) <float[3,2,1] w, float[3] on
 def test_what_an_exporter_merged_is_apart(opset: int, ir: int) -> None:
     """A net that has not learned yet: all ones are one tensor, and all zeros."""
     w, v = floats(3, 2, 1), floats(3, 3, 1)
-    made = model(TWO_NORMS, opset, ir, w=w, one=np.ones(3, np.float32), zero=np.zeros(3, np.float32), v=v)
-    parameters, buffers = learned(made)
+    proto = model(TWO_NORMS, opset, ir, w=w, one=np.ones(3, np.float32), zero=np.zeros(3, np.float32), v=v)
+    parameters, buffers = learned(proto)
     assert len(parameters) == 2 + 1 + 4
     assert len(buffers) == 4
     assert {"w", "v", "one", "zero", "shift"} <= parameters
-    step = ingot.train(made, "mse", optim.SGD(lr=0.5), threads=1)
+    step = ingot.train(proto, "mse", optim.SGD(lr=0.5), threads=1)
     leaves = [
         torch.tensor(a, requires_grad=True) for a in (w, v, *[np.ones(3, np.float32), np.zeros(3, np.float32)] * 2)
     ]
@@ -69,9 +69,9 @@ def test_what_an_exporter_merged_is_apart(opset: int, ir: int) -> None:
         want.backward()
         optimizer.step()
         assert float(step(x, target=y)[0]) == pytest.approx(want.item(), rel=1e-5)
-    back = step.trained()
-    onnx.checker.check_model(back)
-    values = {t.name: numpy_helper.to_array(t) for t in back.graph.initializer}
+    trained_model = step.trained()
+    onnx.checker.check_model(trained_model)
+    values = {t.name: numpy_helper.to_array(t) for t in trained_model.graph.initializer}
     assert values.keys() == parameters | buffers
     np.testing.assert_allclose(values["shift"], leaves[5].detach().numpy(), atol=1e-6)
 
@@ -82,8 +82,8 @@ def test_a_layer_that_is_called_twice_stays_one() -> None:
         { a = Conv (x, w) b = BatchNormalization (a, s, t, m, v)
           m2 = Identity (m) v2 = Identity (v) c = Conv (b, w) y = BatchNormalization (c, s, t, m2, v2) }"""
     one, zero = np.ones(3, np.float32), np.zeros(3, np.float32)
-    made = model(text, w=floats(3, 3, 1), s=one, t=zero, m=floats(3), v=one + 1)
-    assert learned(made) == ({"w", "s", "t"}, {"m", "v", "m2", "v2"})
+    proto = model(text, w=floats(3, 3, 1), s=one, t=zero, m=floats(3), v=one + 1)
+    assert learned(proto) == ({"w", "s", "t"}, {"m", "v", "m2", "v2"})
     slopes = """(float[n,3] x) => (float[n,3] y) <float[3,3] w, float[3] slope>
         { a = PRelu (x, slope) b = MatMul (a, w) y = PRelu (b, slope) }"""
     assert learned(model(slopes, w=floats(3, 3), slope=np.full(3, 0.25, np.float32)))[0] == {"w", "slope"}
@@ -115,13 +115,13 @@ def test_weights_of_one_number_and_what_is_no_weight() -> None:
         { a = MatMul (x, w) i = ArgMax <axis = 1, keepdims = 0> (a) o = OneHot (i, depth, low)
           b = Add (a, mask) y = Add (b, o) }"""
     mask, low = np.array([[0, -np.inf]], np.float32), np.array([0, 1], np.float32)
-    made = model(text, w=floats(1, 1), mask=mask, depth=np.int64(2), low=low)
-    assert learned(made)[0] == {"w"}
+    proto = model(text, w=floats(1, 1), mask=mask, depth=np.int64(2), low=low)
+    assert learned(proto)[0] == {"w"}
     lstm = """(float[t,2,3] x) => (float[t,1,2,4] y) <float[1,16,3] w, float[1,16,4] r, float[1,2,4] h>
         { y = LSTM <hidden_size = 4> (x, w, r, , , h, h) }"""
-    made = model(lstm, w=floats(1, 16, 3), r=floats(1, 16, 4), h=np.zeros((1, 2, 4), np.float32))
-    assert learned(made)[0] == {"w", "r"}
-    assert learned(made, ("h",))[0] == {"h"}
+    proto = model(lstm, w=floats(1, 16, 3), r=floats(1, 16, 4), h=np.zeros((1, 2, 4), np.float32))
+    assert learned(proto)[0] == {"w", "r"}
+    assert learned(proto, ("h",))[0] == {"h"}
 
 
 def test_weights_in_constant_nodes_and_functions() -> None:
@@ -158,7 +158,7 @@ def test_a_pattern_takes_floats() -> None:
     text = (
         "(float[n,2] x) => (float[n,2] y) <float[2,2] w, int64[2] shape> { a = MatMul (x, w) y = Reshape (a, shape) }"
     )
-    made = model(text, w=floats(2, 2), shape=np.array([-1, 2]))
-    assert learned(made, ("*",))[0] == {"w"}
+    proto = model(text, w=floats(2, 2), shape=np.array([-1, 2]))
+    assert learned(proto, ("*",))[0] == {"w"}
     with pytest.raises(InputError, match="leave integers out"):
-        learned(made, ("sh*",))
+        learned(proto, ("sh*",))

@@ -24,19 +24,19 @@ def size(d: DimLike, dtype: DType = f32) -> Node:
     return ops.cast(ops.scalar(d, i32), dtype)
 
 
-def whole(x: Node) -> Node:
+def to_i32(x: Node) -> Node:
     return ops.cast(x, i32)
 
 
 ROUNDED: dict[str, Callable[[Node], Node]] = {
-    "ceil of a part": lambda h: ops.mul(whole(ops.Ceil()(ops.div(h, 512.0))), 512),
-    "floor of a part": lambda h: whole(ops.Floor()(ops.div(h, 7.0))),
-    "towards zero": lambda h: whole(ops.mul(h, 0.75)),
-    "half of the next": lambda h: whole(ops.div(ops.add(h, 1.0), 2.0)),
-    "the share of a share": lambda h: whole(ops.Floor()(ops.div(ops.mul(h, 0.5), 2.5))),
-    "at most": lambda h: whole(ops.minimum(h, ops.mul(h, 0.5))),
-    "never below zero": lambda h: whole(ops.maximum(ops.sub(ops.mul(h, 0.5), 8.0), 0.0)),
-    "rounded as it is": lambda h: whole(ops.RoundEven()(h)),
+    "ceil of a part": lambda h: ops.mul(to_i32(ops.Ceil()(ops.div(h, 512.0))), 512),
+    "floor of a part": lambda h: to_i32(ops.Floor()(ops.div(h, 7.0))),
+    "towards zero": lambda h: to_i32(ops.mul(h, 0.75)),
+    "half of the next": lambda h: to_i32(ops.div(ops.add(h, 1.0), 2.0)),
+    "the share of a share": lambda h: to_i32(ops.Floor()(ops.div(ops.mul(h, 0.5), 2.5))),
+    "at most": lambda h: to_i32(ops.minimum(h, ops.mul(h, 0.5))),
+    "never below zero": lambda h: to_i32(ops.maximum(ops.sub(ops.mul(h, 0.5), 8.0), 0.0)),
+    "rounded as it is": lambda h: to_i32(ops.RoundEven()(h)),
 }
 
 
@@ -52,15 +52,15 @@ def test_what_is_rounded_once_is_a_size(name: str, dtype: DType) -> None:
 
 
 REFUSED: dict[str, Callable[[], Node]] = {
-    "a number that floats have not": lambda: whole(ops.mul(size(H), 0.7)),
-    "twice rounded": lambda: whole(ops.mul(ops.div(size(H), 3.0), 3.0)),
-    "ties": lambda: whole(ops.RoundEven()(ops.mul(size(H), 0.5))),
-    "it may be negative": lambda: whole(ops.sub(size(H), 8.0)),
-    "half of what nothing bounds from below": lambda: whole(ops.div(ops.sub(size(H), size(W)), 2.0)),
-    "half of what falls as a size grows": lambda: whole(ops.div(ops.sub(8.0, size(H)), 2.0)),
-    "by what may be zero": lambda: whole(ops.div(size(H), size(H - 1))),
-    "few bits": lambda: whole(ops.mul(size(H, f16), 0.5)),
-    "not a number": lambda: whole(ops.mul(size(H), float("nan"))),
+    "a number that floats have not": lambda: to_i32(ops.mul(size(H), 0.7)),
+    "twice rounded": lambda: to_i32(ops.mul(ops.div(size(H), 3.0), 3.0)),
+    "ties": lambda: to_i32(ops.RoundEven()(ops.mul(size(H), 0.5))),
+    "it may be negative": lambda: to_i32(ops.sub(size(H), 8.0)),
+    "half of what nothing bounds from below": lambda: to_i32(ops.div(ops.sub(size(H), size(W)), 2.0)),
+    "half of what falls as a size grows": lambda: to_i32(ops.div(ops.sub(8.0, size(H)), 2.0)),
+    "by what may be zero": lambda: to_i32(ops.div(size(H), size(H - 1))),
+    "few bits": lambda: to_i32(ops.mul(size(H, f16), 0.5)),
+    "not a number": lambda: to_i32(ops.mul(size(H), float("nan"))),
 }
 
 
@@ -72,26 +72,26 @@ def test_others_are_left_to_the_run(name: str) -> None:
 
 def test_what_keeps_a_ratio_has_a_bound() -> None:
     ratio = ops.minimum(ops.div(32.0, size(H)), ops.div(48.0, size(W)))
-    kept = whole(ops.RoundEven()(ops.mul(ratio, size(H))))
-    bound = upper_bound(Sizes().elements, kept)
+    rounded = to_i32(ops.RoundEven()(ops.mul(ratio, size(H))))
+    bound = upper_bound(Sizes().elements, rounded)
     assert isinstance(bound, int) and 32 <= bound <= 34
     other = ops.maximum(ops.div(size(H), 32.0), ops.div(size(W), 48.0))
-    shrunk = whole(ops.Floor()(ops.div(size(H), other)))
+    shrunk = to_i32(ops.Floor()(ops.div(size(H), other)))
     assert upper_bound(Sizes().elements, shrunk) == 33
-    border = ops.maximum(whole(ops.Floor()(ops.div(ops.sub(32.0, ops.cast(shrunk, f32)), 2.0))), 0)
+    border = ops.maximum(to_i32(ops.Floor()(ops.div(ops.sub(32.0, ops.cast(shrunk, f32)), 2.0))), 0)
     assert upper_bound(Sizes().elements, border) == 17
-    share = upper_bound(Sizes().elements, whole(ops.mul(size(H), 0.7)))
+    share = upper_bound(Sizes().elements, to_i32(ops.mul(size(H), 0.7)))
     assert share is not None
     for n in (1, 10, 1000):
-        reached = substitute(share, {"h": n})
-        assert isinstance(reached, int) and int(Fraction(7, 10) * n) <= reached <= n + 1
+        share_at_n = substitute(share, {"h": n})
+        assert isinstance(share_at_n, int) and int(Fraction(7, 10) * n) <= share_at_n <= n + 1
 
 
 def test_nothing_bounds_what_may_be_anything() -> None:
     x = Input("x", TensorType(f32, ()))()
-    assert upper_bound(Sizes().elements, whole(x)) is None
-    assert upper_bound(Sizes().elements, whole(ops.mul(x, size(H)))) is None
-    assert upper_bound(Sizes().elements, whole(ops.minimum(x, size(H)))) == H + 1
+    assert upper_bound(Sizes().elements, to_i32(x)) is None
+    assert upper_bound(Sizes().elements, to_i32(ops.mul(x, size(H)))) is None
+    assert upper_bound(Sizes().elements, to_i32(ops.minimum(x, size(H)))) == H + 1
 
 
 def test_a_size_that_was_found_tells_others() -> None:

@@ -51,8 +51,8 @@ def test_what_the_run_finds_is_compared(other: DimLike) -> None:
         return result.added(Graph((), ()))
 
     graph = with_retries(attempt, {})
-    needed = (other - K, K - other, 2 * N - other)
-    assert graph.size_nodes == {str(K): count} and graph.conditions == needed
+    conditions = (other - K, K - other, 2 * N - other)
+    assert graph.size_nodes == {str(K): count} and graph.conditions == conditions
 
 
 @pytest.mark.parametrize("other", [N, 4, N + 1])

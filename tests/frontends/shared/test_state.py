@@ -37,15 +37,15 @@ def test_the_text_says_what_lasts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pairs", "said"),
+    ("pairs", "message"),
     [
         ({"none": "present"}, "input 'none': expected one of past, x, other"),
         ({"past": "none"}, "output 'none': expected one of y"),
         ({"past": "y", "x": "y"}, "an output of its own"),
     ],
 )
-def test_names_that_do_not_fit(pairs: dict[str, str], said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_names_that_do_not_fit(pairs: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         keep(graph(), pairs)
 
 

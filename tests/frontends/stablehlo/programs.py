@@ -25,8 +25,8 @@ def _data(*shape: int, dtype: type = F) -> np.ndarray:
     return values.astype(dtype)
 
 
-def _main(arguments: str, result: str, body: str, more: str = "") -> str:
-    return f"func.func public @main({arguments}) -> {result} {{\n{body}\n}}\n{more}"
+def _main(arguments: str, result: str, body: str, tail: str = "") -> str:
+    return f"func.func public @main({arguments}) -> {result} {{\n{body}\n}}\n{tail}"
 
 
 PROGRAMS = (
@@ -196,9 +196,9 @@ func.func private @step(%arg0: tensor<3xf32>, %arg1: tensor<3xf32>) -> tensor<3x
 
 
 def _padded(x: np.ndarray) -> np.ndarray:
-    out = np.full((4, 7), -1.5, F)
-    out[1:3, 2::2] = x[1:3, ::4]
-    return out
+    padded = np.full((4, 7), -1.5, F)
+    padded[1:3, 2::2] = x[1:3, ::4]
+    return padded
 
 
 def _convolved(x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -207,15 +207,15 @@ def _convolved(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _unpooled(x: np.ndarray, source: np.ndarray) -> np.ndarray:
-    out = np.zeros(6, F)
+    result = np.zeros(6, F)
     for k in range(3):
-        out[2 * k + int(x[2 * k + 1] > x[2 * k])] = source[k]
-    return out
+        result[2 * k + int(x[2 * k + 1] > x[2 * k])] = source[k]
+    return result
 
 
 def _scattered(x: np.ndarray, at: np.ndarray, updates: np.ndarray) -> np.ndarray:
-    out = x.copy()
+    result = x.copy()
     for (i,), u in zip(at, updates, strict=True):
         if 0 <= i < 4:
-            out[i] = out[i] * out[i] - u
-    return out
+            result[i] = result[i] * result[i] - u
+    return result

@@ -158,9 +158,9 @@ def _scattered(x: Array, i: Array) -> Array:
 
 def _check(name: str) -> None:
     op, type, meaning = CASES[name]
-    several = name.startswith("top_k")
+    has_several = name.startswith("top_k")
     text = TEXT.replace("TYPE", type).replace("OP", op)
-    text = text.replace("RESULTS", ":2" if several else "").replace("FIRST", "#0" if several else "")
+    text = text.replace("RESULTS", ":2" if has_several else "").replace("FIRST", "#0" if has_several else "")
     compiled = ingot.compile(text, threads=1, cache=False)
     rng = np.random.default_rng(0)
     for n in (0, 1, 5, 7):

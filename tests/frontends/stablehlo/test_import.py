@@ -16,8 +16,8 @@ from tests.frontends.stablehlo.programs import PROGRAMS, Program
 
 
 def _agree(got: object, expected: object) -> None:
-    gots, wanted = (v if isinstance(v, tuple) else (v,) for v in (got, expected))
-    for g, w in zip(gots, wanted, strict=True):
+    gots, reference = (v if isinstance(v, tuple) else (v,) for v in (got, expected))
+    for g, w in zip(gots, reference, strict=True):
         g, w = np.asarray(g), np.asarray(w)
         assert g.dtype == w.dtype
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6)

@@ -80,8 +80,8 @@ def test_literals(body: str, type: str, expected: np.ndarray):
     (array,) = literals.arrays(Dense(body, type), {})
     np.testing.assert_array_equal(array, expected)
     assert array.dtype == expected.dtype
-    (again,) = literals.arrays(literals.dense(array, type), {})
-    assert again.tobytes() == array.tobytes() and again.shape == array.shape
+    (parsed,) = literals.arrays(literals.dense(array, type), {})
+    assert parsed.tobytes() == array.tobytes() and parsed.shape == array.shape
 
 
 def test_literals_of_complex_numbers_and_splats():

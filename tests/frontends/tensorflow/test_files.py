@@ -35,22 +35,22 @@ def test_checkpoints_hold_what_was_saved(tmp_path: Path):
 def test_truncated_files(tmp_path: Path):
     path = fixture("words", tmp_path).path
     for file in ("saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"):
-        whole = (path / file).read_bytes()
-        for part in (0, 1, len(whole) // 2, len(whole) - 1):
-            (path / file).write_bytes(whole[:part])
+        content = (path / file).read_bytes()
+        for part in (0, 1, len(content) // 2, len(content) - 1):
+            (path / file).write_bytes(content[:part])
             with pytest.raises(IngotError):
                 import_tensorflow(path, inputs=["x"], outputs=["twice"])
                 import_tensorflow(path, inputs=["x", "StatefulPartitionedCall/None_Lookup/LookupTableFindV2:0"])
-        (path / file).write_bytes(whole)
+        (path / file).write_bytes(content)
 
 
 def test_damaged_files_are_refused_or_read(tmp_path: Path):
     path = fixture("loop", tmp_path).path
     random.seed(5)
     for file in ("saved_model.pb", "variables/variables.index"):
-        whole = (path / file).read_bytes()
+        content = (path / file).read_bytes()
         for _ in range(12):
-            damaged = bytearray(whole)
+            damaged = bytearray(content)
             for _ in range(random.randint(1, 6)):
                 damaged[random.randrange(len(damaged))] = random.randrange(256)
             (path / file).write_bytes(damaged)
@@ -59,7 +59,7 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path):
                     import_tensorflow(path, signature="loop")
             except IngotError:
                 pass
-        (path / file).write_bytes(whole)
+        (path / file).write_bytes(content)
 
 
 def test_shards_outside_the_folder_are_not_read(tmp_path: Path):

@@ -23,7 +23,7 @@ OLD = ("references", "resources", "old_recurrent", "old_branches", "old_loops")
 SIGNATURES = ("loop", "branch", "step", "growing", "until", "parts", "train", "sizes", "bags", "rows", "levels")
 
 
-def _given(imported: ImportedModel, inputs: Arrays) -> list[np.ndarray]:
+def _graph_inputs(imported: ImportedModel, inputs: Arrays) -> list[np.ndarray]:
     labels = [n.op.label for n in imported.graph.inputs if isinstance(n.op, Input)]
     return [inputs[label] for label in labels if label not in imported.state]
 
@@ -33,7 +33,7 @@ def _check(imported: ImportedModel, read: Fixture) -> None:
     state = list(imported.state.values())
     names = imported.graph.output_names[len(state) :]
     for inputs, expected in read.calls:
-        results = interpret(imported.graph, [*_given(imported, inputs), *state])
+        results = interpret(imported.graph, [*_graph_inputs(imported, inputs), *state])
         state, outputs = list(results[: len(state)]), results[len(state) :]
         for name, got in zip(names, outputs, strict=True):
             assert got.dtype == expected[name].dtype
@@ -190,7 +190,7 @@ def test_gradients_through_recurrent_layers(tmp_path: Path):
     rng = np.random.default_rng(0)
     x, direction = (rng.standard_normal((2, 5, 4)).astype(np.float32) for _ in range(2))
     _, slope = interpret(graph, [x])
-    ahead, behind = (
+    upper_loss, lower_loss = (
         float(interpret(graph, [x + step * direction])[0]) for step in (np.float32(0.01), np.float32(-0.01))
     )
-    assert float((slope * direction).sum()) == pytest.approx((ahead - behind) / 0.02, rel=1e-2)
+    assert float((slope * direction).sum()) == pytest.approx((upper_loss - lower_loss) / 0.02, rel=1e-2)

@@ -93,7 +93,7 @@ class Subgraph:
 
     def tensor(
         self, shape: Sequence[int], dtype: Any = np.float32, q: Quantized | None = None, *, name: str = "",
-        data: bytes | None = None, **more: Any,
+        data: bytes | None = None, **fields: Any,
     ) -> int:  # fmt: skip
         type = dtype if isinstance(dtype, str) else _TYPES[np.dtype(dtype).name]
         quantization = None
@@ -103,7 +103,7 @@ class Subgraph:
         entry = {
             "shape": [max(d, 1) if d < 0 else d for d in shape], "type": schema.TYPES.index(type),
             "buffer": 0 if data is None else self.model.buffer(data), "name": name or f"t{len(self.tensors)}",
-            "quantization": quantization, **more,
+            "quantization": quantization, **fields,
         }  # fmt: skip
         if any(d < 0 for d in shape):
             entry["shape_signature"] = list(shape)
@@ -228,13 +228,13 @@ def interpreted(model: bytes, feeds: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def runner(model: bytes) -> Callable[[np.ndarray], list[np.ndarray]]:
     """LiteRT's reference kernels, which keep state from call to call."""
-    made = litert.Interpreter(model_content=model, experimental_op_resolver_type=_RESOLVERS[0])
-    made.allocate_tensors()
+    interpreter = litert.Interpreter(model_content=model, experimental_op_resolver_type=_RESOLVERS[0])
+    interpreter.allocate_tensors()
 
     def run(x: np.ndarray) -> list[np.ndarray]:
-        made.set_tensor(made.get_input_details()[0]["index"], x)
-        made.invoke()
-        return [made.get_tensor(d["index"]).copy() for d in made.get_output_details()]
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
+        interpreter.invoke()
+        return [interpreter.get_tensor(d["index"]).copy() for d in interpreter.get_output_details()]
 
     return run
 
@@ -252,12 +252,12 @@ def interpreted_calls(
 ) -> list[tuple[Sequence[np.ndarray], Sequence[np.ndarray]]]:
     """What LiteRT and Ingot's interpreter give in calls that follow each other."""
     imported, run = import_tflite(model), runner(model)
-    state, out = list(imported.state.values()), []
+    state, call_results = list(imported.state.values()), []
     for x in feeds:
         results = interpret(imported.graph, [x, *state])
         state = list(results[: len(state)])
-        out.append((run(x), results[len(state) :]))
-    return out
+        call_results.append((run(x), results[len(state) :]))
+    return call_results
 
 
 def feed(shape: Sequence[int], dtype: Any = np.float32, seed: int = 0) -> np.ndarray:

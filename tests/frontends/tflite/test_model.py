@@ -32,8 +32,8 @@ def small() -> Model:
     )  # fmt: skip
     (shape,) = g.op("PACK", [n, g.const(np.array(36, np.int32))], [g.tensor((2,), np.int32)], "Pack", values_count=2)
     (flat,) = g.op("RESHAPE", [y, shape], [g.tensor((-1, 36))])
-    out = g.tensor((-1, 2), name="logits")
-    g.outputs = list(g.op("FULLY_CONNECTED", [flat, g.const(feed((2, 36), seed=3)), -1], [out], "FullyConnected"))
+    result = g.tensor((-1, 2), name="logits")
+    g.outputs = list(g.op("FULLY_CONNECTED", [flat, g.const(feed((2, 36), seed=3)), -1], [result], "FullyConnected"))
     return model
 
 
@@ -100,9 +100,9 @@ def test_sparse_weights_are_spelt_out(block: tuple[int, ...]):
     grid = dense.reshape(outer[0], 4 // outer[0], outer[1], 8 // outer[1]).transpose(0, 2, 1, 3)
     starts, indices, values = [0], [], []
     for i in range(outer[0]):
-        kept = [j for j in range(outer[1]) if grid[i, j].any()]
-        indices += kept
-        values += [grid[i, j] for j in kept]
+        columns = [j for j in range(outer[1]) if grid[i, j].any()]
+        indices += columns
+        values += [grid[i, j] for j in columns]
         starts.append(len(indices))
     vector = {"table": "Int32Vector"}
     levels = [
@@ -159,8 +159,8 @@ def test_truncated_and_damaged_files_are_refused():
     for data in files:
         for n in range(0, len(data), 7):
             _survives(data[:n])
-    for turn in range(600):
-        damaged = bytearray(files[turn % 2])
+    for step in range(600):
+        damaged = bytearray(files[step % 2])
         for _ in range(rng.randrange(1, 6)):
             damaged[rng.randrange(len(damaged))] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
         _survives(bytes(damaged))

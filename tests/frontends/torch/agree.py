@@ -41,9 +41,9 @@ def run(model: ImportedModel, *args: Any, **kwargs: Any) -> Any:
 def close(got: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """The same structure, dtypes and shapes; floats within `tolerance` of the largest magnitude, NaN where NaN is."""
     flat, spec = pytree.tree_flatten(got)
-    wanted, wanted_spec = pytree.tree_flatten(expected)
+    reference, wanted_spec = pytree.tree_flatten(expected)
     assert spec == wanted_spec
-    for g, w in zip(flat, wanted, strict=True):
+    for g, w in zip(flat, reference, strict=True):
         if not isinstance(w, torch.Tensor):
             assert g == w
             continue

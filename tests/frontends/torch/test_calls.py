@@ -69,8 +69,8 @@ def test_arrays_are_taken() -> None:
 
 
 class Variadic(nn.Module):
-    def forward(self, *xs: Tensor, gain: float = 1.0, **more: Tensor) -> Tensor:
-        return (sum(xs) + sum(more.values())) * gain  # type: ignore[operator,return-value]
+    def forward(self, *xs: Tensor, gain: float = 1.0, **extras: Tensor) -> Tensor:
+        return (sum(xs) + sum(extras.values())) * gain  # type: ignore[operator,return-value]
 
 
 def test_variadic_arguments() -> None:

@@ -52,8 +52,8 @@ def test_tokens(name: str) -> None:
         mask[1, :2] = 0
         for way in WAYS.values():
             results: list[torch.Tensor] = []
-            for each in (net, compiled):
+            for candidate in (net, compiled):
                 torch.manual_seed(3)
-                results.append(each.generate(ids, attention_mask=mask, max_new_tokens=6, **way))
+                results.append(candidate.generate(ids, attention_mask=mask, max_new_tokens=6, **way))
             assert torch.equal(*results), way
     assert len(spy.models) > 1 and not breaks()

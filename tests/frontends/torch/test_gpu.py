@@ -33,10 +33,10 @@ def traced(f: Callable[..., Any], *shapes: tuple[int, ...], device: str = "cpu")
 
 def test_the_device_of_tensors_chooses_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     def compiler(model: object, **options: Any) -> Callable[..., Any]:
-        asked.append(options)
+        calls.append(options)
         return lambda *args: args
 
     x = torch.ones(3)
@@ -45,14 +45,14 @@ def test_the_device_of_tensors_chooses_the_target(monkeypatch: pytest.MonkeyPatc
         graph.graph.find_nodes(op="output")[0].args[0][0].meta["val"] = x  # the result is wanted on the host
         run = _Specialized(graph, [x], frozenset(), compiler)
         assert torch.equal(run([x])[0], x)
-    assert asked == [{"target": "cuda:sm_90a"}, {}]
+    assert calls == [{"target": "cuda:sm_90a"}, {}]
 
 
 def test_frozen_tensors_of_a_gpu_stay_inputs() -> None:
     """Nothing would tell that `.data` of one was written."""
     with FakeTensorMode():
-        made = [torch.empty(2, device=d, requires_grad=g) for d in ("cuda", "cpu") for g in (False, True)]
-    assert _frozen(frozenset(range(4)), made) == {2}
+        tensors = [torch.empty(2, device=d, requires_grad=g) for d in ("cuda", "cpu") for g in (False, True)]
+    assert _frozen(frozenset(range(4)), tensors) == {2}
 
 
 def test_other_devices_are_refused() -> None:
@@ -72,23 +72,23 @@ def heads(*shape: int) -> Tensor:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: float, causal: bool) -> Any:
-    out, lse, at, ak, most_q, most_k, seed, offset, _ = _aten._scaled_dot_product_flash_attention(q, k, v, p, causal)
-    back = _aten._scaled_dot_product_flash_attention_backward
-    return out, *back(g, q, k, v, out, lse, at, ak, most_q, most_k, p, causal, seed, offset)
+    result, lse, at, ak, most_q, most_k, seed, offset, _ = _aten._scaled_dot_product_flash_attention(q, k, v, p, causal)
+    backward = _aten._scaled_dot_product_flash_attention_backward
+    return result, *backward(g, q, k, v, result, lse, at, ak, most_q, most_k, p, causal, seed, offset)
 
 
 def cudnn(q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: float, causal: bool) -> Any:
-    out, lse, at, ak, most_q, most_k, seed, offset, _ = _aten._scaled_dot_product_cudnn_attention(
+    result, lse, at, ak, most_q, most_k, seed, offset, _ = _aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, True, p, causal
     )
-    back = _aten._scaled_dot_product_cudnn_attention_backward
-    return out, *back(g, q, k, v, out, lse, seed, offset, None, at, ak, most_q, most_k, p, causal)
+    backward = _aten._scaled_dot_product_cudnn_attention_backward
+    return result, *backward(g, q, k, v, result, lse, seed, offset, None, at, ak, most_q, most_k, p, causal)
 
 
 def efficient(q: Tensor, k: Tensor, v: Tensor, g: Tensor, p: float, causal: bool) -> Any:
-    out, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, p, causal)
-    back = _aten._scaled_dot_product_efficient_attention_backward
-    return out, *back(g, q, k, v, None, out, lse, seed, offset, p, [True, True, True, False], causal)[:3]
+    result, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, p, causal)
+    backward = _aten._scaled_dot_product_efficient_attention_backward
+    return result, *backward(g, q, k, v, None, result, lse, seed, offset, p, [True, True, True, False], causal)[:3]
 
 
 @pytest.mark.parametrize("op", [flash, cudnn, efficient])
@@ -110,26 +110,26 @@ def test_dropout_drops_the_same_in_the_gradients(op: Callable[..., Any]) -> None
     """Where the values are an identity the result is the weights with what was dropped."""
     q, k, v, g = heads(1, 1, 6, 4), heads(1, 1, 6, 4) + 1, torch.eye(6)[None, None], heads(1, 1, 6, 6)
     shapes = [tuple(t.shape) for t in (q, k, v, g)]
-    out, *got = computed(traced(lambda *a: op(*a, 0.4, False), *shapes), q, k, v, g)
-    kept = (out != 0) / 0.6
-    assert 0 < (kept == 0).sum() < 36
+    result, *got = computed(traced(lambda *a: op(*a, 0.4, False), *shapes), q, k, v, g)
+    expected = (result != 0) / 0.6
+    assert 0 < (expected == 0).sum() < 36
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    want = (torch.softmax(leaves[0] @ leaves[1].mT / 2, -1) * kept) @ leaves[2]
-    for a, b in zip([out, *got], [want, *torch.autograd.grad(want, leaves, g)], strict=True):
+    want = (torch.softmax(leaves[0] @ leaves[1].mT / 2, -1) * expected) @ leaves[2]
+    for a, b in zip([result, *got], [want, *torch.autograd.grad(want, leaves, g)], strict=True):
         close(a, b.detach(), 1e-5)
 
 
 def test_the_gradient_of_a_bias() -> None:
-    def both(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, g: Tensor) -> Any:
-        out, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)
-        back = _aten._scaled_dot_product_efficient_attention_backward
-        return out, back(g, q, k, v, bias, out, lse, seed, offset, 0.0, [True] * 4)[3]
+    def gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, g: Tensor) -> Any:
+        result, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)
+        backward = _aten._scaled_dot_product_efficient_attention_backward
+        return result, backward(g, q, k, v, bias, result, lse, seed, offset, 0.0, [True] * 4)[3]
 
     q, k, v, g = heads(2, 3, 5, 8), heads(2, 3, 6, 8), heads(2, 3, 6, 8) * 2, heads(2, 3, 5, 8) + 1
     bias = heads(1, 3, 5, 6).requires_grad_()
     shapes = [tuple(t.shape) for t in (q, k, v, bias, g)]
     # torch takes a bias that is spread out to all heads
-    got = computed(traced(both, *shapes), q, k, v, bias.detach(), g)
+    got = computed(traced(gradients, *shapes), q, k, v, bias.detach(), g)
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias)
     close(got[0], want.detach(), 1e-5)
     close(got[1], torch.autograd.grad(want, [bias], g)[0], 1e-5)
@@ -139,9 +139,9 @@ def test_the_gradient_of_a_bias() -> None:
 def test_attention_that_is_trained_is_an_op_in_each_pass(op: Callable[..., Any]) -> None:
     shapes = [(2, 4, 5, 8)] * 4
     graph = import_flat(traced(lambda *a: op(*a, 0.0, True), *shapes), {}).graph
-    kept = keep_attention_sums(graph)
-    names = [type(n.op) for n in kept.nodes() if isinstance(n.op, ops.AttentionWithSums | ops.AttentionGradients)]
+    with_sums = keep_attention_sums(graph)
+    names = [type(n.op) for n in with_sums.nodes() if isinstance(n.op, ops.AttentionWithSums | ops.AttentionGradients)]
     assert names == [ops.AttentionWithSums, ops.AttentionGradients]
     # the forward pass alone
-    alone = keep_attention_sums(replace(graph, outputs=graph.outputs[:1], output_names=graph.output_names[:1]))
-    assert [type(n.op) for n in alone.nodes() if n.op.name.startswith("attention")] == [ops.Attention]
+    single = keep_attention_sums(replace(graph, outputs=graph.outputs[:1], output_names=graph.output_names[:1]))
+    assert [type(n.op) for n in single.nodes() if n.op.name.startswith("attention")] == [ops.Attention]

@@ -137,11 +137,11 @@ def test_statistics_of_all_norms_are_written_at_once(monkeypatch: pytest.MonkeyP
     calls: list[int] = []
     write = writes.copy
 
-    def counted(targets: list[Tensor], values: list[Tensor]) -> None:
+    def count(targets: list[Tensor], values: list[Tensor]) -> None:
         calls.append(len(targets))
         write(targets, values)
 
-    monkeypatch.setattr(writes, "copy", counted)
+    monkeypatch.setattr(writes, "copy", count)
     run = torch.compile(net, backend=agree.Spy().backend, fullgraph=True)
     for _ in range(2):
         x = torch.randn(3, 3, 5, 5)

@@ -68,16 +68,16 @@ def _recurrence(xs: Tensor, state: Tensor, w: Tensor) -> Tensor:  # 106321
     return torch.cat(states)
 
 
-def _shares(x: Tensor, kernel: Tensor, scale: Tensor) -> Tensor:  # 178080
+def _channel_softmax(x: Tensor, kernel: Tensor, scale: Tensor) -> Tensor:  # 178080
     y = F.conv2d(x, kernel).exp()
     return y / y.sum(1, keepdim=True) * scale
 
 
 def _filtered(x: Tensor, w: Tensor) -> Tensor:
     spectrum = torch.fft.rfft(x)
-    kept = torch.zeros_like(spectrum)
-    kept[:, :3] = spectrum[:, :3] * torch.view_as_complex(w)
-    return torch.fft.irfft(kept, n=x.shape[-1])
+    filtered = torch.zeros_like(spectrum)
+    filtered[:, :3] = spectrum[:, :3] * torch.view_as_complex(w)
+    return torch.fft.irfft(filtered, n=x.shape[-1])
 
 
 ZEROS = torch.tensor([[1.0, 0, 3], [0, 0, 2], [1, 2, 3]])
@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Any, ...]]] = {  # shapes, a
     "detached in place": (lambda x: ((x * 2).detach_() + 1) * x, ((4,),)),  # 176854
     "norms by one table": (_modulated, ((3, 7, 8), (3, 1, 32))),
     "pools of resized images": (_pooled, ((2, 3, 6, 7), (4, 3, 3, 3), (4,))),
-    "shares of channels": (_shares, ((3, 4, 5, 6), (17, 4, 1, 1), (1, 17, 1, 1))),
+    "shares of channels": (_channel_softmax, ((3, 4, 5, 6), (17, 4, 1, 1), (1, 17, 1, 1))),
     "recurrence": (_recurrence, ((5, 3, 7), (3, 7), (7,))),
     "product with zeros": (lambda x: x.prod(1), (ZEROS,)),
     "running product with zeros": (lambda x: x.cumprod(1), (ZEROS,)),
@@ -115,10 +115,10 @@ def test_gradients_are_those_of_eager(name: str) -> None:
     f, inputs = CASES[name]
     torch.manual_seed(0)
     values = [x if isinstance(x, Tensor) else torch.randn(x) for x in inputs]
-    _same(compile_whole(f), f, values)
+    _check_same(compile_whole(f), f, values)
 
 
-def _same(compiled: Callable[..., Tensor], f: Callable[..., Tensor], values: list[Tensor]) -> None:
+def _check_same(compiled: Callable[..., Tensor], f: Callable[..., Tensor], values: list[Tensor]) -> None:
     results = []
     for fn in (f, compiled):
         xs = [v.clone().requires_grad_() for v in values]
@@ -136,7 +136,7 @@ def test_a_function_of_one_tensor_twice() -> None:
         return Twice.apply(x, x)
 
     spy, x = Spy(), torch.randn(5)
-    _same(torch.compile(f, backend=spy.backend, fullgraph=False), f, [x])
+    _check_same(torch.compile(f, backend=spy.backend, fullgraph=False), f, [x])
     assert len(spy.models) == 1  # `Twice.forward`, by itself
     assert breaks() == {"autograd.Function.apply: duplicate tensor input"}
     (got,) = ingot.grad(Function(lambda x: f(x).square().sum()), (x,))(x).values()

@@ -61,15 +61,15 @@ class Flex(nn.Module):
 
     slope: Tensor
 
-    def __init__(self, score: Position | None = None, seen: Position | None = None, **named: Any) -> None:
+    def __init__(self, score: Position | None = None, mask_mod: Position | None = None, **named: Any) -> None:
         super().__init__()
-        self.score, self.seen, self.named = score, seen, named
+        self.score, self.mask_mod, self.named = score, mask_mod, named
         self.register_buffer("slope", torch.rand(4))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
         mask = None
-        if self.seen is not None:
-            mask = create_block_mask(self.seen, None, None, q.shape[2], k.shape[2], device="cpu")
+        if self.mask_mod is not None:
+            mask = create_block_mask(self.mask_mod, None, None, q.shape[2], k.shape[2], device="cpu")
         score = self.biased if self.score is Flex.biased else self.score
         return flex_attention(q, k, v, score_mod=score, block_mask=mask, **self.named)
 
@@ -81,9 +81,9 @@ FLEX = {
     "plain": Flex(scale=0.3),
     "biased": Flex(Flex.biased),
     "capped": Flex(lambda s, b, h, i, j: torch.tanh(s / 5) * 5, return_lse=True),
-    "causal": Flex(seen=lambda b, h, i, j: i >= j),
+    "causal": Flex(mask_mod=lambda b, h, i, j: i >= j),
     "window": Flex(Flex.biased, lambda b, h, i, j: (i >= j) & (i - j < 9), enable_gqa=True),
-    "hidden rows": Flex(seen=lambda b, h, i, j: i > j),
+    "hidden rows": Flex(mask_mod=lambda b, h, i, j: i > j),
 }
 
 

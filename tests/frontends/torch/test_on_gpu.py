@@ -114,10 +114,10 @@ def test_dropout_in_training_is_that_of_the_gradient() -> None:
     length = of_values.norm()
     with torch.no_grad():
         net.qkv.weight[64:] += 1e-2 * of_values / length
-    above = loss().item()
+    loss_before = loss().item()
     with torch.no_grad():
         net.qkv.weight[64:] -= 2e-2 * of_values / length
-    assert (above - loss().item()) / 2e-2 == pytest.approx(length.item(), rel=2e-2)
+    assert (loss_before - loss().item()) / 2e-2 == pytest.approx(length.item(), rel=2e-2)
 
 
 def test_a_captured_call_replays_on_new_values() -> None:
@@ -147,7 +147,7 @@ def test_a_captured_training_step_is_that_of_calls(compiles_optimizer: bool) -> 
     nets.append(deepcopy(nets[0]))
     x, y = torch.randn(8, 3, 32, 32, device="cuda"), torch.randint(10, (8,), device="cuda")
     losses: list[list[float]] = [[], []]
-    for net, found, captures in zip(nets, losses, (False, True), strict=True):
+    for net, net_losses, captures in zip(nets, losses, (False, True), strict=True):
         run = compile_whole(net)
         rate = torch.tensor(1e-3, device="cuda") if compiles_optimizer else 1e-3
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate, fused=not compiles_optimizer, capturable=True)
@@ -164,17 +164,17 @@ def test_a_captured_training_step_is_that_of_calls(compiles_optimizer: bool) -> 
 
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
-            found += [float(step()) for _ in range(3)]
+            net_losses += [float(step()) for _ in range(3)]
         torch.cuda.current_stream().wait_stream(side)
         if not captures:
-            found += [float(step()) for _ in range(5)]
+            net_losses += [float(step()) for _ in range(5)]
             continue
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             loss = step()
         for _ in range(5):
             graph.replay()
-            found.append(float(loss))
+            net_losses.append(float(loss))
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
@@ -203,13 +203,13 @@ def test_calls_from_stream_to_stream() -> None:
     torch.cuda.synchronize()
     results: list[list[Tensor]] = [[], [], []]
     for _ in range(10):
-        for x, stream, out in zip(inputs, streams, results, strict=True):
+        for x, stream, result in zip(inputs, streams, results, strict=True):
             with torch.cuda.stream(stream):
-                out.append(compiled(x))
+                result.append(compiled(x))
     torch.cuda.synchronize()
     with torch.no_grad():
-        for x, out in zip(inputs, results, strict=True):
-            for y in out:
+        for x, result in zip(inputs, results, strict=True):
+            for y in result:
                 close(y.cpu(), net(x).cpu(), 1e-4)
 
 

@@ -31,8 +31,8 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def _grid(x: Tensor, align_corners: bool) -> Tensor:
-    turned = torch.tensor([[0.8, 0.3, 0.1], [-0.2, 1.1, 0.0]]).expand(x.shape[0], 2, 3)
-    return F.affine_grid(turned, list(x.shape), align_corners=align_corners)
+    rotation = torch.tensor([[0.8, 0.3, 0.1], [-0.2, 1.1, 0.0]]).expand(x.shape[0], 2, 3)
+    return F.affine_grid(rotation, list(x.shape), align_corners=align_corners)
 
 
 CASES: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {

@@ -53,7 +53,7 @@ def _ordered(values: Tensor, vectors: Tensor | None = None) -> Any:
 
 
 # results whose order is free
-ORDERED = {"linalg.eig": lambda found: _ordered(*found), "linalg.eigvals": _ordered}
+ORDERED = {"linalg.eig": lambda results: _ordered(*results), "linalg.eigvals": _ordered}
 
 
 def kinds(results: Any) -> list[Any]:
@@ -89,7 +89,7 @@ def test_operator(op: Any) -> None:
         else:
             # what is free, the signs of singular vectors, OpInfo takes out of results before it compares
             facts = [sample.output_process_fn_grad(v) for v in (got, expected)]
-            got, expected = map(ORDERED.get(op.name, lambda found: found), facts)
+            got, expected = map(ORDERED.get(op.name, lambda results: results), facts)
             close(got, expected, 1e-4)
         agreed += 1
     if not agreed:

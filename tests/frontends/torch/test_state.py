@@ -54,8 +54,8 @@ class Cache(nn.Module):
         q, k, v = self.joint(x).view(1, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
         self.keys.index_copy_(2, positions, k)
         self.values[:, :, positions] = v
-        seen = torch.arange(8) <= positions[:, None]
-        return F.scaled_dot_product_attention(q, self.keys, self.values, seen).transpose(1, 2).flatten(2)
+        mask = torch.arange(8) <= positions[:, None]
+        return F.scaled_dot_product_attention(q, self.keys, self.values, mask).transpose(1, 2).flatten(2)
 
 
 class Stream(nn.Module):
@@ -153,10 +153,10 @@ def _agree(name: str, compile_net: Callable[[nn.Module, tuple[Tensor, ...]], Cal
 @pytest.mark.parametrize("name", MODELS)
 def test_calls(name: str) -> None:
     compiled, eager = _agree(name, lambda net, args: ingot.compile(net, args, threads=1))
-    held = dict(eager.named_buffers()) | dict(eager.named_parameters()) | vars(eager)
+    attributes = dict(eager.named_buffers()) | dict(eager.named_parameters()) | vars(eager)
     assert compiled.state()
     for at, value in compiled.state().items():
-        expected = held[at]
+        expected = attributes[at]
         close(value, (torch.view_as_real(expected) if expected.is_complex() else expected).detach())
 
 
@@ -173,10 +173,10 @@ def test_dynamic_lengths() -> None:
     """Pieces of any length, beside a state of fixed size."""
     net = Stream().eval()
     model = ingot.compile(net, (torch.randn(2, 3, 7),), dynamic={"x": {2: "length"}}, threads=1)
-    whole = torch.randn(2, 3, 40)
+    sequence = torch.randn(2, 3, 40)
     with torch.no_grad():
-        expected = net.conv(F.pad(whole, (4, 0)))
-        close(torch.cat([model(piece) for piece in whole.split((1, 9, 4, 26), -1)], -1), expected)
+        expected = net.conv(F.pad(sequence, (4, 0)))
+        close(torch.cat([model(piece) for piece in sequence.split((1, 9, 4, 26), -1)], -1), expected)
 
 
 def test_saved(tmp_path: Path) -> None:
@@ -242,8 +242,8 @@ def test_views_of_a_memory_that_none_is_whole() -> None:
     model = ingot.compile(Overlapping(), (x,), threads=1)
     for _ in range(3):
         close(model(x), eager(x))
-    (held,) = model.state().values()
-    close(torch.as_tensor(held).view(5, 3)[2:], eager.sub.get_buffer("last"))
+    (state,) = model.state().values()
+    close(torch.as_tensor(state).view(5, 3)[2:], eager.sub.get_buffer("last"))
     with pytest.raises(ImportModelError, match="first is a view of other state, and forward exchanges it"):
         ingot.compile(Overlapping(exchanged=True), (x,))
 
@@ -267,11 +267,11 @@ class Writing(nn.Module):
 def test_inputs_that_the_model_writes() -> None:
     a, x, y = torch.randn(3), torch.randn(3), torch.randn(2, 3)
     model, eager = ingot.compile(Writing().eval(), (0.5, a, x, y)), Writing()
-    mine, own = (x.clone(), y.clone()), (x.clone(), y.clone())
+    inputs, reference_inputs = (x.clone(), y.clone()), (x.clone(), y.clone())
     for _ in range(2):
-        assert torch.equal(model(0.5, a, *mine), eager(0.5, a, *own))
-        assert torch.equal(mine[0], own[0])
-        assert torch.equal(mine[1], own[1])
+        assert torch.equal(model(0.5, a, *inputs), eager(0.5, a, *reference_inputs))
+        assert torch.equal(inputs[0], reference_inputs[0])
+        assert torch.equal(inputs[1], reference_inputs[1])
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.3])

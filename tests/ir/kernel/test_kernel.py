@@ -108,9 +108,9 @@ def value_of(e: k.Expr) -> np.ndarray:
 def vec(values: Sequence[float], dtype: str) -> k.Expr:
     """A vector with those lanes, as shuffles of literals."""
     t = DTYPES[dtype]
-    out = k.Shuffle(t, 2, k.lit(values[0], t), k.lit(values[1], t), (0, 1))
+    vector = k.Shuffle(t, 2, k.lit(values[0], t), k.lit(values[1], t), (0, 1))
     assert len(values) == 2
-    return out
+    return vector
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,8 @@ def test_dot_of_sixteen_signed_bytes_is_one_sum() -> None:
 
 
 def test_bits_as_lanes_of_another_size() -> None:
-    both = vec([1.0, -2.0], "bf16")
-    word = k.bitcast(both, u32)
+    pair = vec([1.0, -2.0], "bf16")
+    word = k.bitcast(pair, u32)
     assert (word.lanes, int(value_of(word)[0])) == (1, 0xC0003F80)
     assert value_of(k.bitcast(k.splat(word, 2), bf16)).tolist() == [1, -2, 1, -2]
     assert show_kernel(store1(word)).endswith("= bits.u32(shuffle(1.0:bf16, -2.0:bf16, [0, 1]))\n")
@@ -366,27 +366,27 @@ def test_an_increment_puts_chunks_in_order(ordered: bool) -> None:
     """The last of three to arrive adds what all have written; who looks without counting is refused."""
     parts, total = k.Buffer("parts", i64, writable=True), k.Buffer("total", i64, writable=True)
     arrived, before = k.Buffer("arrived", i64, writable=True), k.var("before")
-    both = k.add(k.add(k.load(parts, ZERO), k.load(parts, ONE)), k.load(parts, k.integer(2)))
+    partial_sum = k.add(k.add(k.load(parts, ZERO), k.load(parts, ONE)), k.load(parts, k.integer(2)))
     cond = k.binary("eq", before if ordered else C, k.integer(2))
     body: list[k.Stmt] = [k.Store(parts, C, k.add(C, ONE))]
     body += [k.Increment(before, arrived, ZERO)] if ordered else []
-    body += [k.If(cond, (k.Store(total, ZERO, both),))]
-    made = kernel(body, [parts, total, arrived], k.integer(3))
-    verify_kernel(made)
+    body += [k.If(cond, (k.Store(total, ZERO, partial_sum),))]
+    summed = kernel(body, [parts, total, arrived], k.integer(3))
+    verify_kernel(summed)
     buffers = {"parts": np.zeros(3, np.int64), "total": np.zeros(1, np.int64), "arrived": np.zeros(1, np.int64)}
     if ordered:
-        run_kernel(made, buffers, {"s0": 0}, order=[1, 2, 0])
+        run_kernel(summed, buffers, {"s0": 0}, order=[1, 2, 0])
         assert buffers["total"][0] == 6
         return
     with pytest.raises(VerifyError, match="chunk 2 loads from parts what chunk"):
-        run_kernel(made, buffers, {"s0": 0})
+        run_kernel(summed, buffers, {"s0": 0})
 
 
 def test_what_is_written_behind_an_increment_is_not_in_order() -> None:
     x, arrived = k.Buffer("x", i64, writable=True), k.Buffer("arrived", i64, writable=True)
-    before, again = k.var("before"), k.var("again")
+    before, second_load = k.var("before"), k.var("again")
     first = k.If(k.binary("eq", C, ZERO), (k.Store(x, ZERO, ONE),))
-    reads = k.If(k.binary("eq", C, ONE), (k.Let(again, k.load(x, ZERO)),))
-    made = kernel([k.Increment(before, arrived, ZERO), first, reads], [x, arrived], k.integer(2))
+    reads = k.If(k.binary("eq", C, ONE), (k.Let(second_load, k.load(x, ZERO)),))
+    summed = kernel([k.Increment(before, arrived, ZERO), first, reads], [x, arrived], k.integer(2))
     with pytest.raises(VerifyError, match="chunk 1 loads from x"):
-        run_kernel(made, {"x": np.zeros(1, np.int64), "arrived": np.zeros(1, np.int64)}, {"s0": 0})
+        run_kernel(summed, {"x": np.zeros(1, np.int64), "arrived": np.zeros(1, np.int64)}, {"s0": 0})

@@ -21,9 +21,9 @@ def product(c: k.Expr) -> k.Kernel:
     x, w, y = k.Buffer("x", f32), k.Buffer("w", f32), k.Buffer("y", f32, writable=True)
     sums = k.Buffer("s", f32, writable=True)
     rows = k.add(k.mul(C, k.integer(M)), k.lane_indices(M, 0))
-    columns, across, down = k.lane_indices(N, 1), k.lane_indices(DEPTH, 1), k.lane_indices(DEPTH, 0)
-    a = k.gather(x, k.add(k.mul(rows, k.integer(DEPTH)), across))
-    b = k.gather(w, k.add(k.mul(down, k.integer(N)), columns))
+    columns, depth_columns, depth_rows = k.lane_indices(N, 1), k.lane_indices(DEPTH, 1), k.lane_indices(DEPTH, 0)
+    a = k.gather(x, k.add(k.mul(rows, k.integer(DEPTH)), depth_columns))
+    b = k.gather(w, k.add(k.mul(depth_rows, k.integer(N)), columns))
     total = k.tile_product(a, b, k.spread(c, (M, N)))
     folded = k.reduce_axis("add", total, 1)
     body = (
@@ -53,9 +53,9 @@ def test_scans_go_along_rows_or_columns() -> None:
         verify_kernel(kernel)
         assert f"scan{axis}.max(" in show_kernel(kernel)
         values = np.random.default_rng(0).normal(size=(M, N)).astype(np.float32)
-        out = np.zeros((M, N), np.float32)
-        run_kernel(kernel, {"x": values, "y": out})
-        np.testing.assert_array_equal(out, np.maximum.accumulate(values, axis))
+        result = np.zeros((M, N), np.float32)
+        run_kernel(kernel, {"x": values, "y": result})
+        np.testing.assert_array_equal(result, np.maximum.accumulate(values, axis))
 
 
 def test_tiles_print_their_rows_and_columns() -> None:
@@ -81,18 +81,18 @@ def test_what_all_lanes_agree_on_is_not_asked_of_tiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "says"),
+    ("a", "b", "message"),
     [
         (k.lane_indices(M, 0), k.lane_indices(N, 1), "rows of b"),
         (k.cast(k.lane_indices(M, 0), f32), k.lane_indices(N, 1), "rows of b"),
     ],
 )
-def test_operands_of_a_product_fit(a: k.Expr, b: k.Expr, says: str) -> None:
+def test_operands_of_a_product_fit(a: k.Expr, b: k.Expr, message: str) -> None:
     y = k.Buffer("y", f32, writable=True)
     tile = k.spread(k.lit(0.0, f32), (M, N))
     bad = k.TileProduct(f32, M * N, a, k.transposed(b), tile, tile=(M, N))
     kernel = k.Kernel(
         "bad", (y,), (), C, k.integer(1), (k.Store(y, k.add(k.lane_indices(M, 0), k.lane_indices(N, 1)), bad),)
     )
-    with pytest.raises(VerifyError, match=says):
+    with pytest.raises(VerifyError, match=message):
         verify_kernel(kernel)

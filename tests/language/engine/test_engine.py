@@ -54,7 +54,9 @@ def ids_of(answer: Answer) -> list[int]:
     return [token.id for piece in answer for token in piece.tokens]
 
 
-def together(lm: ingot.LanguageModel, engine: Engine, ids: Sequence[list[int]], how: dict[str, Any]) -> list[list[int]]:
+def submit_all(
+    lm: ingot.LanguageModel, engine: Engine, ids: Sequence[list[int]], how: dict[str, Any]
+) -> list[list[int]]:
     return [ids_of(answer) for answer in [engine.submit(one, lm.request(**how)) for one in ids]]
 
 
@@ -62,7 +64,7 @@ def together(lm: ingot.LanguageModel, engine: Engine, ids: Sequence[list[int]], 
 def test_tokens_are_those_of_single_calls(lm: ingot.LanguageModel, engine: Engine, how: dict[str, Any]) -> None:
     """More requests than sequences; with penalties in a slot, then without."""
     ids = prompts(8)
-    assert together(lm, engine, ids, how) == [lm.generate(one, **how) for one in ids]
+    assert submit_all(lm, engine, ids, how) == [lm.generate(one, **how) for one in ids]
     s = engine.statistics()
     assert (s.running, s.waiting, s.pages_used) == (0, 0, 0)
 
@@ -79,7 +81,7 @@ def test_the_youngest_is_put_back(lm: ingot.LanguageModel) -> None:
     ids = prompts(10, seed=1)
     with lm.engine(sequences=3, cache_bytes=9 * PAGE_BYTES, prefill_chunk=16) as engine:
         for how in (GREEDY, PENALIZED):
-            assert together(lm, engine, ids, how) == [lm.generate(one, **how) for one in ids]
+            assert submit_all(lm, engine, ids, how) == [lm.generate(one, **how) for one in ids]
         s = engine.statistics()
     assert s.preemptions > 0 and s.pages == 9 and s.cache_bytes == 9 * PAGE_BYTES and s.pages_used == 0
 
@@ -89,25 +91,25 @@ def test_bits(lm: ingot.LanguageModel) -> None:
     ids = [[*range(48), *one] for one in prompts(8, 40, seed=3)]
     request = {**GREEDY, "logprobs": 0}
 
-    def told(engine: Engine, ids: Sequence[list[int]]) -> list[list[tuple[int, float | None]]]:
+    def greedy_tokens(engine: Engine, ids: Sequence[list[int]]) -> list[list[tuple[int, float | None]]]:
         answers = [engine.submit(one, lm.request(**request)) for one in ids]
         return [[(token.id, token.logprob) for piece in answer for token in piece.tokens] for answer in answers]
 
     with lm.engine(sequences=3, prefill_chunk=16) as engine:
-        alone = [told(engine, [one])[0] for one in ids]
-        assert told(engine, ids) == alone
+        single = [greedy_tokens(engine, [one])[0] for one in ids]
+        assert greedy_tokens(engine, ids) == single
         assert engine.statistics().cached_tokens > 0
     tight: dict[str, Any] = {"sequences": 3, "prefill_chunk": 16, "cache_bytes": 10 * PAGE_BYTES}
     for options in (tight, {**tight, "draft": lm}):
         with lm.engine(**options) as engine:
-            assert told(engine, ids) == alone
+            assert greedy_tokens(engine, ids) == single
             assert engine.statistics().preemptions > 0
 
 
 def test_prompts_that_begin_alike(lm: ingot.LanguageModel) -> None:
-    first, *others = [[*range(64), *more] for more in prompts(6, 20, seed=2)]
+    first, *others = [[*range(64), *suffix] for suffix in prompts(6, 20, seed=2)]
     with lm.engine(sequences=3, prefill_chunk=32) as engine:
-        (got,) = together(lm, engine, [first], GREEDY)
+        (got,) = submit_all(lm, engine, [first], GREEDY)
         answers = [engine.submit(one, lm.request(**GREEDY)) for one in others]
         assert [ids_of(answer) for answer in answers] == [lm.generate(one, **GREEDY) for one in others]
         assert got == lm.generate(first, **GREEDY)
@@ -117,19 +119,19 @@ def test_prompts_that_begin_alike(lm: ingot.LanguageModel) -> None:
 
 def test_text_logprobs_and_stops(lm: ingot.LanguageModel, engine: Engine) -> None:
     how = {**GREEDY, "logit_bias": PRINTABLE, "logprobs": 3}
-    whole = lm.generate("Once", **how)
-    stop = whole.text[6:8]
+    text = lm.generate("Once", **how)
+    stop = text.text[6:8]
     answers = [engine.submit(lm.tokenizer.encode("Once"), lm.request(**how, stop=s)) for s in (None, stop)]
     free, stopped = ([*answer] for answer in answers)
-    assert "".join(piece.text for piece in free) == whole.text
+    assert "".join(piece.text for piece in free) == text.text
     facts = [token for piece in free for token in piece.tokens]
     assert [(t.id, t.text, [i for i, _ in t.top]) for t in facts] == [
-        (t.id, t.text, [i for i, _ in t.top]) for t in whole.tokens
+        (t.id, t.text, [i for i, _ in t.top]) for t in text.tokens
     ]
     assert [t.logprob for t in facts] == pytest.approx(
-        [t.logprob for t in whole.tokens], abs=1e-3
+        [t.logprob for t in text.tokens], abs=1e-3
     )  # keys are rounded to float16
-    assert "".join(piece.text for piece in stopped) == whole.text[: whole.text.index(stop)]
+    assert "".join(piece.text for piece in stopped) == text.text[: text.text.index(stop)]
     assert [answer.finish_reason for answer in answers] == ["length", "stop"]
     assert [answer.generated_tokens for answer in answers] == [24, len([t for piece in stopped for t in piece.tokens])]
 
@@ -185,10 +187,10 @@ def test_event_loops_wait_without_threads(lm: ingot.LanguageModel, engine: Engin
                 if piece.finish:
                     return got
 
-    async def all_() -> list[list[int]]:
+    async def gather_all() -> list[list[int]]:
         return await asyncio.gather(*map(read, ids))
 
-    assert asyncio.run(all_()) == [lm.generate(one, **GREEDY) for one in ids]
+    assert asyncio.run(gather_all()) == [lm.generate(one, **GREEDY) for one in ids]
 
 
 def test_a_callback_that_raises_cancels_its_answer_alone(lm: ingot.LanguageModel, engine: Engine) -> None:
@@ -267,8 +269,8 @@ class Failing:
 
 
 def test_what_fails_is_told_and_others_go_on(lm: ingot.LanguageModel) -> None:
-    own, facts = lm._stepper(2, None)
-    engine = Engine(Stepper(Failing(own._program)), None, Limits(CONTEXT, int(facts["pages"]), 0, 64))
+    stepper, facts = lm._stepper(2, None)
+    engine = Engine(Stepper(Failing(stepper._program)), None, Limits(CONTEXT, int(facts["pages"]), 0, 64))
     request = Request(24, Sampling(temperature=0.0))
     failed, other = engine.submit([1], request), engine.submit([2], Request(1, Sampling(temperature=0.0)))
     with pytest.raises(IngotError, match="no room"):
@@ -307,7 +309,7 @@ def test_speculation(lm: ingot.LanguageModel, kind: str, tmp_path: Path) -> None
     options: dict[str, Any] = {"speculate": "prompt"} if kind == "prompt" else {"draft": other}
     with lm.engine(sequences=3, **options) as engine:
         for how in (GREEDY, SAMPLED, PENALIZED):
-            assert together(lm, engine, ids, how) == [lm.generate(one, **how) for one in ids]
+            assert submit_all(lm, engine, ids, how) == [lm.generate(one, **how) for one in ids]
         s = engine.statistics()
         assert s.proposed_tokens > 0 and s.pages_used == 0
         if kind == "draft":  # it is the model itself
@@ -385,32 +387,32 @@ def test_repeated_text_is_looked_up(lm: ingot.LanguageModel) -> None:
     """Tokens that a bias forces into a circle are found."""
     how = {**GREEDY, "max_tokens": 60, "logit_bias": {i: -1e4 for i in range(260) if i != 65}}
     with lm.engine(sequences=1, speculate="prompt", proposals=6) as engine:
-        assert together(lm, engine, [[65, 65]], how) == [[65] * 60]
+        assert submit_all(lm, engine, [[65, 65]], how) == [[65] * 60]
         s = engine.statistics()
     assert s.accepted_tokens > 40 and s.steps < 20
 
 
 def test_models_of_several_sequences(lm: ingot.LanguageModel, tmp_path: Path) -> None:
     """Compiled, saved and loaded: one program, with the engine behind every call."""
-    several = ingot.LanguageModel(write(tmp_path / "tiny.gguf"), context=CONTEXT, threads=1, sequences=2)
-    several.save(tmp_path / "tiny.ingot")
+    batched = ingot.LanguageModel(write(tmp_path / "tiny.gguf"), context=CONTEXT, threads=1, sequences=2)
+    batched.save(tmp_path / "tiny.ingot")
     loaded = ingot.load(tmp_path / "tiny.ingot")
     ids = prompts(3, 40)
-    for model in (several, loaded):
+    for model in (batched, loaded):
         assert model.generate(ids, **GREEDY) == lm.generate(ids, **GREEDY)
         assert model.generate(ids[0], **SAMPLED) == lm.generate(ids[0], **SAMPLED)
         assert [*model.generate(ids[0], **GREEDY, stream=True)] == lm.generate(ids[0], **GREEDY)
-    assert several.score([1, 2, 3]).total == pytest.approx(lm.score([1, 2, 3]).total, abs=1e-4)
+    assert batched.score([1, 2, 3]).total == pytest.approx(lm.score([1, 2, 3]).total, abs=1e-4)
     with pytest.raises(InputError, match="saved model"):
         loaded.engine(sequences=5)
-    assert loaded.score([1, 2, 3]).total == several.score([1, 2, 3]).total
+    assert loaded.score([1, 2, 3]).total == batched.score([1, 2, 3]).total
 
 
 @pytest.mark.slow
 def test_threads(lm: ingot.LanguageModel, tmp_path: Path) -> None:
     ids = prompts(6)
     with ingot.LanguageModel(write(tmp_path / "tiny.gguf"), context=CONTEXT, threads=2).engine(sequences=3) as engine:
-        assert together(lm, engine, ids, SAMPLED) == [lm.generate(one, **SAMPLED) for one in ids]
+        assert submit_all(lm, engine, ids, SAMPLED) == [lm.generate(one, **SAMPLED) for one in ids]
 
 
 @pytest.mark.slow
@@ -437,6 +439,6 @@ def test_hundreds_of_requests(lm: ingot.LanguageModel) -> None:
 def test_speculation_in_a_pool_that_is_too_small(lm: ingot.LanguageModel) -> None:
     ids = prompts(8, seed=8)
     with lm.engine(sequences=3, cache_bytes=9 * PAGE_BYTES, draft=lm, prefill_chunk=16) as engine:
-        assert together(lm, engine, ids, GREEDY) == [lm.generate(one, **GREEDY) for one in ids]
+        assert submit_all(lm, engine, ids, GREEDY) == [lm.generate(one, **GREEDY) for one in ids]
         s = engine.statistics()
     assert s.preemptions > 0 and s.accepted_tokens == s.proposed_tokens > 0 and s.pages_used == 0

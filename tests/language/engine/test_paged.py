@@ -128,7 +128,8 @@ def test_generate_reads_lengths(dtype: DType) -> None:
     form = CacheForm.of(language.architecture, 1, CONTEXT, dtype)
     graph = generate(language, form, 4, has_lengths=True)
     program = Interpreted(graph)
-    assert [size.name for size in program._program.sizes] == ["$at"]
+    chunk_sizes = ["$at", "$elements_to_read1"]  # where the chunk begins, and that it has a last token
+    assert [size.name for size in program._program.sizes] == chunk_sizes
     native = compiled(generate(language, form, 4))
     ids = np.random.default_rng(0).integers(3, 96, 11).tolist()
     got, want = (Session(p, CONTEXT).step(ids, 11, 4, Sampling(temperature=0.0))[0] for p in (program, native))

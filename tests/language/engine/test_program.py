@@ -93,30 +93,30 @@ def test_logits(tiny: tuple[Any, CompiledModel]) -> None:
     assert rest[1].tokens == reference(net, a)[-5:].argmax(1).tolist()
 
 
-def scenario(s: Trial, ids: list[int], slot: int, others: list[int], together: int) -> np.ndarray:
+def scenario(s: Trial, ids: list[int], slot: int, others: list[int], chunk_size: int) -> np.ndarray:
     """f32[tokens, vocabulary] behind a chunk of 11, a chunk of 1, and then so many tokens at a time."""
     got: list[np.ndarray] = []
-    cuts = [0, 11, 12, *range(12 + together, 21, together), 20]
+    cuts = [0, 11, 12, *range(12 + chunk_size, 21, chunk_size), 20]
     for start, end in pairwise(cuts):
         if start == end:
             continue
         is_chunk = start < 12
-        own = s.part(slot, ids[:end], start, is_chunk=is_chunk, sampled=1 if is_chunk else end - start)
+        part = s.part(slot, ids[:end], start, is_chunk=is_chunk, sampled=1 if is_chunk else end - start)
         companions = s.companions(others)
         at = int(s.rng.integers(len(companions) + 1))
-        got += s.stepper.run([*companions[:at], own, *companions[at:]])[at].logits
+        got += s.stepper.run([*companions[:at], part, *companions[at:]])[at].logits
     return np.stack(got)
 
 
 def check_bits(program: CompiledModel, vocabulary: int) -> None:
     ids = np.random.default_rng(3).integers(3, vocabulary, 20).tolist()
-    alone = scenario(Trial(program, vocabulary, 1), ids, 0, [], 1)
-    assert np.isfinite(alone).all()
+    single = scenario(Trial(program, vocabulary, 1), ids, 0, [], 1)
+    assert np.isfinite(single).all()
     for seed in range(6):
         slot = seed % SEQUENCES
         others = [i for i in range(SEQUENCES) if i != slot][: seed % 3 + 1]
         among = scenario(Trial(program, vocabulary, seed + 2), ids, slot, others, seed % 3 + 1)
-        assert np.array_equal(alone, among), f"seed {seed}"
+        assert np.array_equal(single, among), f"seed {seed}"
 
 
 def test_bits_do_not_depend_on_other_sequences(tiny: tuple[Any, CompiledModel]) -> None:
@@ -173,9 +173,9 @@ def test_single_rows_read_pages_in_place(dtype: DType) -> None:
 
 def test_pools() -> None:
     architecture = from_config(CONFIG)
-    whole = pool(Steps(4), architecture, 40, f16)
-    assert whole.pages == 4 * 3
-    page = whole.nbytes // whole.pages
+    full_pool = pool(Steps(4), architecture, 40, f16)
+    assert full_pool.pages == 4 * 3
+    page = full_pool.nbytes // full_pool.pages
     assert page == 16 * 2 * 2 * 2 * 16  # tokens, keys and values, heads, bytes, width
     assert pool(Steps(4, page * 5 + 7), architecture, 40, f16).pages == 5
     assert pool(Steps(4, page * 500), architecture, 40, f16).pages == 12

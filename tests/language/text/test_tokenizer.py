@@ -32,38 +32,38 @@ def metadata(model: str, tokens: Sequence[str], **values: Any) -> dict[str, Any]
     }
 
 
-def byte_level(begins: bool = False) -> tuple[Any, Tokenizer]:
+def byte_level(adds_bos: bool = False) -> tuple[Any, Tokenizer]:
     """A tokenizer that the library trained, and the same from what a GGUF file would hold."""
-    own = tokenizers.Tokenizer(tokenizers.models.BPE())
-    own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    own.decoder = tokenizers.decoders.ByteLevel()
+    reference = tokenizers.Tokenizer(tokenizers.models.BPE())
+    reference.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    reference.decoder = tokenizers.decoders.ByteLevel()
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=400, initial_alphabet=alphabet, special_tokens=["<s>", "</s>"], show_progress=False
     )
-    own.train_from_iterator([Path(__file__).read_text()] * 3, trainer)
-    model = json.loads(own.to_str())["model"]
+    reference.train_from_iterator([Path(__file__).read_text()] * 3, trainer)
+    model = json.loads(reference.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].get)
     merges = tuple(" ".join(pair) for pair in model["merges"])
     kinds = np.array([3 if token in ("<s>", "</s>") else 1 for token in tokens], np.int32)
-    values = {"merges": merges, "token_type": kinds, "bos_token_id": 0, "eos_token_id": 1, "add_bos_token": begins}
-    return own, Tokenizer.from_metadata(metadata("gpt2", tokens, pre="gpt-2", **values))
+    values = {"merges": merges, "token_type": kinds, "bos_token_id": 0, "eos_token_id": 1, "add_bos_token": adds_bos}
+    return reference, Tokenizer.from_metadata(metadata("gpt2", tokens, pre="gpt-2", **values))
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_bytes_merge_as_the_library_does(text: str) -> None:
-    own, made = byte_level()
-    assert made.encode(text) == own.encode(text).ids
-    assert made.decode(made.encode(text)) == text
+    reference, tokenizer = byte_level()
+    assert tokenizer.encode(text) == reference.encode(text).ids
+    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_a_sequence_begins_as_the_file_says() -> None:
-    made = byte_level(begins=True)[1]
-    assert made.encode("Hello")[0] == 0
-    assert made.encode("Hello", framed=False) == made.encode("Hello")[1:]
-    assert made.encode("<s>a</s>", framed=False) == [0, *made.encode("a", framed=False), 1]
-    assert made.special == {"bos_token": "<s>", "eos_token": "</s>"} and made.end_ids == (1,)
-    assert made.decode([0, *made.encode("Hello"), 1]) == "Hello"
+    tokenizer = byte_level(adds_bos=True)[1]
+    assert tokenizer.encode("Hello")[0] == 0
+    assert tokenizer.encode("Hello", framed=False) == tokenizer.encode("Hello")[1:]
+    assert tokenizer.encode("<s>a</s>", framed=False) == [0, *tokenizer.encode("a", framed=False), 1]
+    assert tokenizer.special == {"bos_token": "<s>", "eos_token": "</s>"} and tokenizer.end_ids == (1,)
+    assert tokenizer.decode([0, *tokenizer.encode("Hello"), 1]) == "Hello"
 
 
 # --- SentencePiece
@@ -99,22 +99,22 @@ def merged(text: str, scores: dict[str, float]) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_merge_by_score(seed: int) -> None:
-    scores, made = sentence_piece(seed)
+    scores, tokenizer = sentence_piece(seed)
     ids = {token: i for i, token in enumerate([*PIECES, *scores])}
     rng = np.random.default_rng(seed)
     for length in (1, 2, 7, 30):
         text = "".join(rng.choice([*" abcdé"], length))
         expected = [ids[part] for part in merged("▁" + text.replace(" ", "▁"), scores)]
-        assert made.encode(text, framed=False) == expected, text
-        assert made.encode(text) == [1, *expected]
-        assert made.decode(expected) == text
+        assert tokenizer.encode(text, framed=False) == expected, text
+        assert tokenizer.encode(text) == [1, *expected]
+        assert tokenizer.decode(expected) == text
 
 
 def test_a_character_that_is_no_piece_is_bytes() -> None:
-    made = sentence_piece(0)[1]
-    ids = made.encode("€", framed=False)
-    assert [made.backend.id_to_token(i) for i in ids[-3:]] == ["<0xE2>", "<0x82>", "<0xAC>"]
-    assert made.decode(ids) == "€"
+    tokenizer = sentence_piece(0)[1]
+    ids = tokenizer.encode("€", framed=False)
+    assert [tokenizer.backend.id_to_token(i) for i in ids[-3:]] == ["<0xE2>", "<0x82>", "<0xAC>"]
+    assert tokenizer.decode(ids) == "€"
 
 
 # --- streams
@@ -123,27 +123,27 @@ def test_a_character_that_is_no_piece_is_bytes() -> None:
 @pytest.mark.parametrize("size", [1, 2, 5])
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
 def test_a_stream_gives_whole_characters_and_all_of_them(kind: str, size: int) -> None:
-    made = byte_level()[1] if kind == "bytes" else sentence_piece(1)[1]
+    tokenizer = byte_level()[1] if kind == "bytes" else sentence_piece(1)[1]
     for text in TEXTS:
-        ids = made.encode(text, framed=False)
-        stream = made.stream()
+        ids = tokenizer.encode(text, framed=False)
+        stream = tokenizer.stream()
         parts = [stream.push(ids[i : i + size]) for i in range(0, len(ids), size)]
         assert "\ufffd" not in "".join(parts)
-        assert "".join(parts) + stream.finish() == made.decode(ids)
+        assert "".join(parts) + stream.finish() == tokenizer.decode(ids)
 
 
 def test_a_stream_goes_on_from_its_prompt() -> None:
-    made = sentence_piece(1)[1]
-    prompt = made.encode("ab", framed=False)
-    more = made.encode("ab c", framed=False)[len(prompt) :] or made.encode("c", framed=False)
-    stream = made.stream(prompt)
-    assert (stream.push(more) + stream.finish()).startswith(" c")
+    tokenizer = sentence_piece(1)[1]
+    prompt = tokenizer.encode("ab", framed=False)
+    continuation = tokenizer.encode("ab c", framed=False)[len(prompt) :] or tokenizer.encode("c", framed=False)
+    stream = tokenizer.stream(prompt)
+    assert (stream.push(continuation) + stream.finish()).startswith(" c")
 
 
 def test_a_stream_ends_with_what_is_no_character() -> None:
-    made = byte_level()[1]
-    stream = made.stream()
-    assert stream.push(made.encode("é", framed=False)[:1]) == ""
+    tokenizer = byte_level()[1]
+    stream = tokenizer.stream()
+    assert stream.push(tokenizer.encode("é", framed=False)[:1]) == ""
     assert stream.finish() == "\ufffd"
     assert stream.finish() == ""
 
@@ -152,12 +152,12 @@ def test_a_stream_ends_with_what_is_no_character() -> None:
 
 
 def test_of_a_tokenizer_json() -> None:
-    own, _ = byte_level()
+    reference, _ = byte_level()
     config = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "pad_token": None}
-    made = Tokenizer.from_json(own.to_str(), special_of(config), ends_of({}, {"eos_token_id": [1, 5]}))
-    assert made.encode("Hello") == own.encode("Hello").ids
-    assert made.special == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert made.end_ids == (1, 5)
+    tokenizer = Tokenizer.from_json(reference.to_str(), special_of(config), ends_of({}, {"eos_token_id": [1, 5]}))
+    assert tokenizer.encode("Hello") == reference.encode("Hello").ids
+    assert tokenizer.special == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert tokenizer.end_ids == (1, 5)
     with pytest.raises(ImportModelError, match="is not readable"):
         Tokenizer.from_json("{}", {})
 
@@ -186,11 +186,11 @@ def test_what_is_malformed_is_refused(changes: dict[str, Any], message: str) -> 
 
 
 def test_a_text_is_unicode() -> None:
-    made = byte_level()[1]
+    tokenizer = byte_level()[1]
     with pytest.raises(InputError, match="a lone surrogate"):
-        made.encode("\ud800")
+        tokenizer.encode("\ud800")
     with pytest.raises(InputError, match="a str"):
-        made.encode(b"Hello")  # type: ignore[arg-type]
+        tokenizer.encode(b"Hello")  # type: ignore[arg-type]
 
 
 # --- llama.cpp's vocabularies
@@ -202,10 +202,10 @@ def test_a_text_is_unicode() -> None:
 ])  # fmt: skip
 def test_ids_of_llama_cpp(name: str) -> None:
     file = llama_cpp("models") / f"ggml-vocab-{name}.gguf"
-    made = Tokenizer.from_metadata(GGUFFile(file).metadata)
-    made.backend.encode_special_tokens = True  # as its test does
+    tokenizer = Tokenizer.from_metadata(GGUFFile(file).metadata)
+    tokenizer.backend.encode_special_tokens = True  # as its test does
     texts = Path(f"{file}.inp").read_text().split("\n__ggml_vocab_test__\n")
     lines = Path(f"{file}.out").read_text().split("\n")
     assert len(texts) > 40
     for text, line in zip(texts, lines, strict=False):
-        assert made.encode(text, framed=False) == [int(i) for i in line.split()], text
+        assert tokenizer.encode(text, framed=False) == [int(i) for i in line.split()], text

@@ -59,13 +59,13 @@ def test_on_simulated_devices(cls: type[Collective], groups: tuple[tuple[int, ..
         x = Input("x", TensorType(dtype_of(base), base.shape))()
         graph = Graph((x,), (op(x),))
         got = [r[0] for r in run(graph, xs)]
-        again = [r[0] for r in run(lower_model_ops(graph), xs)]
+        lowered_results = [r[0] for r in run(lower_model_ops(graph), xs)]
         for group in groups:
             for index, rank in enumerate(group):
                 want = expected(op, [xs[member] for member in group], index)
                 np.testing.assert_allclose(got[rank].astype(np.float64), want.astype(np.float64), rtol=2e-3, atol=1e-6)
                 assert got[rank].dtype == want.dtype
-                np.testing.assert_array_equal(again[rank], got[rank])
+                np.testing.assert_array_equal(lowered_results[rank], got[rank])
         assert show(parse(show(graph))) == show(graph)
 
 

@@ -18,12 +18,12 @@ Dynamic = Mapping[int, Mapping[int, str]]  # operand -> axis -> symbol
 
 
 def operands(inputs: tuple[np.ndarray, ...], dynamic: Dynamic | None = None) -> tuple[Node, ...]:
-    out = []
+    arrays = []
     for i, x in enumerate(inputs):
         axes = (dynamic or {}).get(i, {})
         shape = tuple(symbol(axes[a]) if a in axes else n for a, n in enumerate(x.shape))
-        out.append(Input(f"x{i}", TensorType(dtype_of(x), shape))())
-    return tuple(out)
+        arrays.append(Input(f"x{i}", TensorType(dtype_of(x), shape))())
+    return tuple(arrays)
 
 
 def run(op: Op, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -75,14 +75,16 @@ def agree(op: Op, inputs: tuple[np.ndarray, ...], want: tuple[np.ndarray, ...], 
 def test_pool(kernel: tuple, strides: tuple, pads: tuple, dilations: tuple, ceil: int) -> None:
     x = normal(1, 2, 9, 10)
     padding = tuple(zip(pads[:2], pads[2:], strict=True))
-    same = {"kernel_shape": kernel, "strides": strides, "pads": pads, "ceil_mode": ceil, "dilations": dilations}
-    agree(ops.MaxPool(kernel, strides, padding, dilations, bool(ceil)), (x,), run_ort("MaxPool", x, **same))
+    attributes = {"kernel_shape": kernel, "strides": strides, "pads": pads, "ceil_mode": ceil, "dilations": dilations}
+    agree(ops.MaxPool(kernel, strides, padding, dilations, bool(ceil)), (x,), run_ort("MaxPool", x, **attributes))
     for include in (0, 1):
         op = ops.AvgPool(kernel, strides, padding, dilations, bool(ceil), bool(include))
-        agree(op, (x,), run_ort("AveragePool", x, count_include_pad=include, **same))
+        agree(op, (x,), run_ort("AveragePool", x, count_include_pad=include, **attributes))
     if not ceil:
         agree(
-            ops.LpPool(kernel, strides, padding, dilations, False, 3), (x,), run_ort("LpPool", x, p=3, opset=18, **same)
+            ops.LpPool(kernel, strides, padding, dilations, False, 3),
+            (x,),
+            run_ort("LpPool", x, p=3, opset=18, **attributes),
         )
 
 

@@ -112,15 +112,15 @@ def test_pool(kernel: int, stride: int, padding: int, ceil: bool) -> None:
         x = normal(*shape)
         (tx,) = tensors(x)
         k, s, p = (kernel,) * 2, (stride,) * 2, ((padding, padding),) * 2
-        both = {0: {2: "h", 3: "w"}}
+        symbolic = {0: {2: "h", 3: "w"}}
         y, at = F.max_pool2d(tx, kernel, stride, padding, 1, ceil, return_indices=True)
-        check(ops.MaxPool(k, s, p, (1, 1), ceil), x, want=y.numpy(), dynamic=both)
-        check(ops.MaxPoolIndices(k, s, p, (1, 1), ceil), x, want=(y.numpy(), at.numpy()), dynamic=both)
+        check(ops.MaxPool(k, s, p, (1, 1), ceil), x, want=y.numpy(), dynamic=symbolic)
+        check(ops.MaxPoolIndices(k, s, p, (1, 1), ceil), x, want=(y.numpy(), at.numpy()), dynamic=symbolic)
         for include in (False, True):
             want = F.avg_pool2d(tx, kernel, stride, padding, ceil, include).numpy()
-            check(ops.AvgPool(k, s, p, (1, 1), ceil, include), x, want=want, dynamic=both)
+            check(ops.AvgPool(k, s, p, (1, 1), ceil, include), x, want=want, dynamic=symbolic)
         want = F.avg_pool2d(tx, kernel, stride, padding, ceil, True, divisor_override=3).numpy()
-        check(ops.AvgPool(k, s, p, (1, 1), ceil, True, 3), x, want=want, dynamic=both)
+        check(ops.AvgPool(k, s, p, (1, 1), ceil, True, 3), x, want=want, dynamic=symbolic)
 
 
 def test_max_pool_indices_prefer_the_last_nan_and_real_elements() -> None:
@@ -132,13 +132,13 @@ def test_max_pool_indices_prefer_the_last_nan_and_real_elements() -> None:
         check(op, x, want=(y.numpy(), at.numpy()))
 
 
-@pytest.mark.parametrize("out", [(1, 1), (3, 4), (7, 9), (5, 2), (10, 12), (1, 3)])
-def test_adaptive_pool(out: tuple[int, int]) -> None:
+@pytest.mark.parametrize("output_size", [(1, 1), (3, 4), (7, 9), (5, 2), (10, 12), (1, 3)])
+def test_adaptive_pool(output_size: tuple[int, int]) -> None:
     x = normal(2, 3, 7, 9)
     (tx,) = tensors(x)
-    both = {0: {0: "n", 2: "h", 3: "w"}}
-    check(ops.AdaptiveAvgPool(out), x, want=F.adaptive_avg_pool2d(tx, out).numpy(), dynamic=both)
-    check(ops.AdaptiveMaxPool(out), x, want=F.adaptive_max_pool2d(tx, out).numpy(), dynamic=both)
+    symbolic = {0: {0: "n", 2: "h", 3: "w"}}
+    check(ops.AdaptiveAvgPool(output_size), x, want=F.adaptive_avg_pool2d(tx, output_size).numpy(), dynamic=symbolic)
+    check(ops.AdaptiveMaxPool(output_size), x, want=F.adaptive_max_pool2d(tx, output_size).numpy(), dynamic=symbolic)
 
 
 @pytest.mark.parametrize(

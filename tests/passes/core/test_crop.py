@@ -121,8 +121,8 @@ def test_operands_of_a_concat_that_nobody_reads_go() -> None:
 def test_concat_behind_an_unknown_size_stays() -> None:
     p = symbol("p")
     rows = op.linear(op.concat([arg("past", 2, p, WIDTH), arg("x", 2, 9, WIDTH)], 1), weights(6, WIDTH))
-    both = op.concat([op.linear(arg("past", 2, p, WIDTH), weights(6, WIDTH)), rows], 1)
-    g = graph(op.slice_axis(ops.Tanh()(both), 1, 0, 1))
+    concatenated = op.concat([op.linear(arg("past", 2, p, WIDTH), weights(6, WIDTH)), rows], 1)
+    g = graph(op.slice_axis(ops.Tanh()(concatenated), 1, 0, 1))
     after = crop_unread(g)
     same_values(g, after, 1e-5, p=4)
     same_values(g, after, 1e-5, p=1)

@@ -16,20 +16,20 @@ def test_a_group_loses_results_and_operands_that_nothing_reads() -> None:
     body = Graph((P, Q), (ops.Neg()(P), ops.Exp()(Q)), ("a", "b"))
     first, _ = ops.Group(body, "pointwise")(X, Y).results
     g = Graph((X, Y), (first,))
-    out = dce(g)
-    assert out.inputs == (X, Y)
-    assert out.outputs[0] is ops.Group(Graph((P,), (ops.Neg()(P),), ("a",)), "pointwise")(X)
-    same_values(g, out)
-    assert dce(out) is out
+    cleaned = dce(g)
+    assert cleaned.inputs == (X, Y)
+    assert cleaned.outputs[0] is ops.Group(Graph((P,), (ops.Neg()(P),), ("a",)), "pointwise")(X)
+    same_values(g, cleaned)
+    assert dce(cleaned) is cleaned
 
 
 def test_chains_of_groups_shrink_from_the_end() -> None:
-    both = Graph((P, Q), (ops.Neg()(P), ops.Exp()(Q)))
-    a, b = ops.Group(both, "pointwise")(X, Y).results
-    c, _ = ops.Group(both, "pointwise")(a, b).results
-    out = dce(graph(c))
-    assert all(len(n.inputs) <= 1 for n in out.nodes())
-    assert [len(n.types) for n in out.nodes()] == [1] * 4
+    two_results = Graph((P, Q), (ops.Neg()(P), ops.Exp()(Q)))
+    a, b = ops.Group(two_results, "pointwise")(X, Y).results
+    c, _ = ops.Group(two_results, "pointwise")(a, b).results
+    cleaned = dce(graph(c))
+    assert all(len(n.inputs) <= 1 for n in cleaned.nodes())
+    assert [len(n.types) for n in cleaned.nodes()] == [1] * 4
 
 
 def test_a_loop_loses_values_that_only_they_need() -> None:
@@ -38,10 +38,10 @@ def test_a_loop_loses_values_that_only_they_need() -> None:
     body = Graph((i, dead, alive), (ops.add(i, 1), ops.Mul()(dead, alive), ops.add(alive, 1.0)))
     loop = ops.While(cond, body)(const(np.int64(0)), X, Y)
     g = graph(loop.results[2])
-    out = dce(g)
-    (new,) = [n for n in out.nodes() if isinstance(n.op, ops.While)]
+    cleaned = dce(g)
+    (new,) = [n for n in cleaned.nodes() if isinstance(n.op, ops.While)]
     assert len(new.inputs) == 2
-    same_values(g, Graph(g.inputs, out.outputs))
+    same_values(g, Graph(g.inputs, cleaned.outputs))
     g = graph(loop.results[1])
     assert dce(g) is g
 
@@ -50,15 +50,15 @@ def test_a_case_keeps_what_any_branch_reads() -> None:
     branches = (Graph((P, Q), (P, Q)), Graph((P, Q), (ops.Neg()(P), ops.Exp()(P))))
     pick = ops.Convert(i64)(arg("w", dtype=boolean))
     first, second = ops.Case(branches)(pick, X, Y).results
-    out = dce(graph(first))
-    (case,) = [n for n in out.nodes() if isinstance(n.op, ops.Case)]
+    cleaned = dce(graph(first))
+    (case,) = [n for n in cleaned.nodes() if isinstance(n.op, ops.Case)]
     assert case.inputs == (pick, X)
-    both = graph(second)
-    assert dce(both).outputs[0].op.bodies[0].inputs == (P, Q)
+    two_results = graph(second)
+    assert dce(two_results).outputs[0].op.bodies[0].inputs == (P, Q)
 
 
 def test_bodies_are_cleaned_too() -> None:
     inner = ops.Group(Graph((P, Q), (ops.Neg()(P), Q)), "pointwise")(P, Q).results[0]
     outer = ops.Group(Graph((P, Q), (inner,)), "pointwise")(X, Y)
-    out = dce(graph(outer))
-    assert out.outputs[0].inputs == (X,)
+    cleaned = dce(graph(outer))
+    assert cleaned.outputs[0].inputs == (X,)

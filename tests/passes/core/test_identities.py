@@ -60,26 +60,26 @@ def left_graph(identity: Identity, dtype: DType) -> tuple[Graph, dict[str, np.nd
 
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda i: f"{i.text} {i.when}")
 def test_identities_hold_for_every_special_value(identity: Identity) -> None:
-    tried = 0
+    count = 0
     for name in KINDS:
         dtype = DTYPES[name]
         try:
-            made = left_graph(identity, dtype)
+            example = left_graph(identity, dtype)
         except ShapeError:
             continue
-        if made is None:
+        if example is None:
             continue
-        graph, arrays = made
-        out = rewrite(graph, rule_set([identity]))
-        assert out.outputs != graph.outputs, f"{identity.text} does not fire on {dtype}"
+        graph, arrays = example
+        rewritten = rewrite(graph, rule_set([identity]))
+        assert rewritten.outputs != graph.outputs, f"{identity.text} does not fire on {dtype}"
         inputs = {n.op.label: arrays[n.op.label] for n in graph.inputs}  # type: ignore[attr-defined]
-        (want,), (got,) = interpret(graph, inputs), interpret(out, inputs)
-        same(want, got, identity, dtype)
-        tried += 1
-    assert tried, f"{identity.text} fits no dtype"
+        (want,), (got,) = interpret(graph, inputs), interpret(rewritten, inputs)
+        assert_same(want, got, identity, dtype)
+        count += 1
+    assert count, f"{identity.text} fits no dtype"
 
 
-def same(want: np.ndarray, got: np.ndarray, identity: Identity, dtype: DType) -> None:
+def assert_same(want: np.ndarray, got: np.ndarray, identity: Identity, dtype: DType) -> None:
     if want.dtype.kind in "iub" and want.dtype.name not in ("bfloat16",):
         assert np.array_equal(want, got), (dtype, want[want != got], got[want != got])
         return
@@ -117,19 +117,19 @@ def test_fast_math_holds_for_ordinary_values() -> None:
         node = build(left, bound, TensorType(f32, (64,)))
         assert node is not None
         g = Graph(tuple(n for n in bound.values() if isinstance(n.op, Input)), (node,))
-        out = rewrite(g, rule_set([identity]))
-        assert out.outputs != g.outputs, identity.text
+        rewritten = rewrite(g, rule_set([identity]))
+        assert rewritten.outputs != g.outputs, identity.text
         if not any(t in identity.text for t in ("lowest", "highest")):
             inputs = {n: np.roll(values, i) for i, n in enumerate(names) if n not in "cd"}
-            np.testing.assert_allclose(interpret(out, inputs)[0], interpret(g, inputs)[0], 3e-6)
+            np.testing.assert_allclose(interpret(rewritten, inputs)[0], interpret(g, inputs)[0], 3e-6)
 
 
 def test_literals_are_exact() -> None:
     x = Input("x", TensorType(f32, (3,)))()
     rules = rule_set(IDENTITIES)
-    for value, kept in ((0.0, True), (-0.0, False)):
+    for value, is_identity in ((0.0, True), (-0.0, False)):
         g = Graph((x,), (ops.add(x, value),))
-        assert (rewrite(g, rules) is g) == kept
+        assert (rewrite(g, rules) is g) == is_identity
     g = Graph((x,), (ops.Mul()(const(np.ones(3, np.float32)), x), ops.mul(x, np.float32(1.0000001).item())))
     assert rewrite(g, rules).outputs == (x, g.outputs[1])
 

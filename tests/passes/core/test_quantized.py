@@ -48,23 +48,23 @@ def lowered(g: Graph, int8_dot: DType | None = u8) -> Graph:
 def in_integers(g: Graph, kind: DType = u8) -> bool:
     """Whether all products are of `kind` with i8, summed in i32, or of bytes in f32 where they are few."""
     products = [n for n in g.nodes() if isinstance(n.op, ops.DotGeneral | ops.Convolution)]
-    fits = {(a.dtype, b.dtype, n.dtype) for n in products for a, b in [n.inputs] if not _is_depthwise(n)}
+    product_types = {(a.dtype, b.dtype, n.dtype) for n in products for a, b in [n.inputs] if not _is_depthwise(n)}
     depthwise = {(a.dtype.bits, b.dtype) for n in products for a, b in [n.inputs] if _is_depthwise(n)}
-    return fits <= {(kind, i8, i32)} and depthwise <= {(8, i8)}
+    return product_types <= {(kind, i8, i32)} and depthwise <= {(8, i8)}
 
 
 def _is_depthwise(n: Node) -> bool:
     return isinstance(n.op, ops.Convolution) and n.op.feature_groups == n.shape[n.op.out_layout.index("C")] != 1
 
 
-def results(g: Graph, given: np.ndarray) -> list[np.ndarray]:
+def results(g: Graph, data: np.ndarray) -> list[np.ndarray]:
     """Interpreted behind the pass, and compiled: for this machine, and for one that multiplies pairs of 16 bits."""
     matches: list[np.ndarray] = []
     for kind, features in ((u8, host_features()), (i16, PAIRS)):
         new = lowered(g, kind)
         assert in_integers(new, kind)
         model = CompiledModel(build_program(g, features, 2), threads=2)
-        matches += [interpret(new, [given])[0], np.asarray(model(given))]
+        matches += [interpret(new, [data])[0], np.asarray(model(data))]
     return matches
 
 
@@ -82,10 +82,10 @@ def test_weights_are_moved_as_constants(weights: tuple[DType, int]) -> None:
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("given", [(u8, 0), (u8, 131), (i8, 0), (i8, -128)])
-def test_matmul(given: tuple[DType, int], weights: tuple[DType, int]) -> None:
+@pytest.mark.parametrize("data_type", [(u8, 0), (u8, 131), (i8, 0), (i8, -128)])
+def test_matmul(data_type: tuple[DType, int], weights: tuple[DType, int]) -> None:
     """One scale, one for each column, none."""
-    (a_type, za), (b_type, zb) = given, weights
+    (a_type, za), (b_type, zb) = data_type, weights
     x, w = levels(9, 37, dtype=a_type), levels(37, 21, dtype=b_type, seed=1)
     sums = (x.astype(np.int64) - za) @ (w.astype(np.int64) - zb)
     for scale in (0.02, np.linspace(0.01, 0.3, 21)):
@@ -144,15 +144,15 @@ def test_views_between() -> None:
 
 
 @pytest.mark.parametrize("weights", [(i8, 0), (u8, 77)])
-@pytest.mark.parametrize("given", [u8, i8])
-def test_each_row_has_a_scale_and_a_zero(given: DType, weights: tuple[DType, int]) -> None:
+@pytest.mark.parametrize("data_type", [u8, i8])
+def test_each_row_has_a_scale_and_a_zero(data_type: DType, weights: tuple[DType, int]) -> None:
     """As they are told at run time, for tokens of a batch: some zeros, some scales, none."""
-    x, (b_type, zb) = levels(3, 5, 37, dtype=given), weights
+    x, (b_type, zb) = levels(3, 5, 37, dtype=data_type), weights
     w = levels(37, 21, dtype=b_type, seed=1)
-    zero, scale = levels(3, 5, 1, dtype=given, seed=2), np.linspace(0.1, 2, 15, dtype=np.float32).reshape(3, 5, 1)
+    zero, scale = levels(3, 5, 1, dtype=data_type, seed=2), np.linspace(0.1, 2, 15, dtype=np.float32).reshape(3, 5, 1)
     sums = (x.astype(np.int64) - zero) @ (w.astype(np.int64) - zb)
     b = symbol("b")
-    tokens = [arg("x", b, 5, 37, dtype=given), arg("zero", b, 5, 1, dtype=given), arg("scale", b, 5, 1)]
+    tokens = [arg("x", b, 5, 37, dtype=data_type), arg("zero", b, 5, 1, dtype=data_type), arg("scale", b, 5, 1)]
     columns = np.linspace(0.01, 0.3, 21, dtype=np.float32)
     g = graph(ops.MatMul()(ops.Dequantize()(*tokens), value(w, zb, columns)))
     assert in_integers(lowered(g))
@@ -161,7 +161,7 @@ def test_each_row_has_a_scale_and_a_zero(given: DType, weights: tuple[DType, int
         np.testing.assert_allclose(got, sums * scale.astype(np.float64) * columns, rtol=ROUNDED)
     g = graph(ops.MatMul()(ops.Dequantize()(*tokens[:2]), value(w, zb, None)))
     np.testing.assert_array_equal(interpret(lowered(g), [x, zero])[0], sums)
-    one_zero = ops.Dequantize()(tokens[0], const(np.array(3, given.numpy)), tokens[2])
+    one_zero = ops.Dequantize()(tokens[0], const(np.array(3, data_type.numpy)), tokens[2])
     g = graph(ops.MatMul()(one_zero, value(w, zb, 0.5)))
     assert in_integers(lowered(g))
     want = ((x.astype(np.int64) - 3) @ (w.astype(np.int64) - zb)) * scale.astype(np.float64) * 0.5
@@ -205,8 +205,8 @@ def matmul_of(w: Node, depth: int = 16, zero: int = 0, scale: float | np.ndarray
 def test_what_stays() -> None:
     """Scales along the sum, sums that may leave i32, computed right sides, and machines without such instructions."""
     w = levels(16, 5, dtype=i8)
-    fits = matmul_of(value(w, 0, 0.1))
-    assert in_integers(lowered(fits)) and not in_integers(lowered(fits, int8_dot=None))
+    supported = matmul_of(value(w, 0, 0.1))
+    assert in_integers(lowered(supported)) and not in_integers(lowered(supported, int8_dot=None))
     assert not in_integers(lowered(matmul_of(value(w, 0, np.ones((16, 1))))))
     assert not in_integers(lowered(matmul_of(value(w, 0, 0.1), scale=np.ones(16))))
     assert not in_integers(lowered(matmul_of(value(arg("w", 16, 5, dtype=i8), 0, 0.1))))
@@ -260,14 +260,14 @@ def test_windows_of_padding_alone_stay(window: tuple[int, int], pads: tuple[int,
     """Their maximum is -inf, which no level stands for."""
     q = value(arg("x", 1, 1, 3, 3, dtype=u8), 7, 0.25)
     pooled = ops.MaxPool(window, (1, 1), (pads, (0, 0)), (dilation, 1))(q)
-    (made,) = of(lowered(graph(pooled)).outputs[0], ops.ReduceWindow)
-    assert made.dtype != u8
+    (reduce_window,) = of(lowered(graph(pooled)).outputs[0], ops.ReduceWindow)
+    assert reduce_window.dtype != u8
 
 
 def test_levels_quantized_again_are_the_same() -> None:
     x = arg("x", 3, 5, dtype=u8)
-    again = ops.apply(ops.Quantize(), value(x, 7, 0.25), const(np.float32(0.25)), const(np.uint8(7)))
-    assert lowered(graph(again)).outputs == (x,)
+    requantized = ops.apply(ops.Quantize(), value(x, 7, 0.25), const(np.float32(0.25)), const(np.uint8(7)))
+    assert lowered(graph(requantized)).outputs == (x,)
     for scale, zero in ((0.5, np.uint8(7)), (0.25, np.uint8(8)), (0.25, np.int8(7))):
         other = ops.apply(ops.Quantize(), value(x, 7, 0.25), const(np.float32(scale)), const(np.asarray(zero)))
         assert lowered(graph(other)).outputs != (x,)
@@ -275,13 +275,13 @@ def test_levels_quantized_again_are_the_same() -> None:
 
 def test_what_is_joined_for_levels_is_levels_before() -> None:
     x, y = arg("x", 3, 5), arg("y", 3, 2)
-    joined = ops.concat([x, y], 1)
-    q = ops.quantize(joined, const(np.float32(0.05)), const(np.uint8(7)))
+    concatenated = ops.concat([x, y], 1)
+    q = ops.quantize(concatenated, const(np.float32(0.05)), const(np.uint8(7)))
     new = lowered(graph(q))
     assert [n.dtype for n in of(new.outputs[0], ops.Concat)] == [u8]
     data = [np.linspace(-9, 9, x.type.size, dtype=np.float32).reshape(x.type.shape) for x in (x, y)]  # type: ignore[call-overload]
     np.testing.assert_array_equal(interpret(new, data)[0], interpret(graph(q), data)[0])
-    others = graph(q, ops.add(joined, 1.0))  # which read it as it was
+    others = graph(q, ops.add(concatenated, 1.0))  # which read it as it was
     assert [n.dtype for n in of(lowered(others).outputs[0], ops.Concat)] == [f32]
 
 
@@ -298,10 +298,10 @@ def test_tables_are_read_as_levels(axis: int, zero: np.ndarray, scale: np.ndarra
     new = lowered(g)
     assert not any(n.type.size == TABLE.size and n.dtype == f32 for n in new.nodes() if np.ndim(scale) < 2 or n.inputs)
     model = CompiledModel(build_program(g, host_features(), 1), threads=1)
-    whole = (TABLE.astype(np.float32) - zero) * np.float32(scale)
+    dequantized = (TABLE.astype(np.float32) - zero) * np.float32(scale)
     for at in (np.array([5, 0, 5, 2]), np.array([4])):
         for got in (interpret(new, [at])[0], model(at)):
-            np.testing.assert_array_equal(np.asarray(got), whole.take(at, axis).astype(np.float32))
+            np.testing.assert_array_equal(np.asarray(got), dequantized.take(at, axis).astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", [i4, u4, i8])
@@ -327,21 +327,21 @@ def _between(low: float | None, high: float | None, x: Node) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "zero", "goes"),
+    ("low", "high", "zero", "is_removed"),
     [(0, None, 0, True), (0, None, 3, False), (-0.3, None, 3, True), (0, 6, 0, False), (0, 25.5, 0, True),
      (None, 25.2, 3, True), (None, 25.1, 3, False), (np.nan, None, 0, False)],
 )  # fmt: skip
-def test_bounds_in_front_of_levels_that_cut_earlier(low: float | None, high: float | None, zero: int, goes: bool):
+def test_bounds_in_front_of_levels_that_cut_earlier(low: float | None, high: float | None, zero: int, is_removed: bool):
     y = _between(low, high, arg("x", 3, 41))
     q = ops.quantize(y, ops.scalar(0.1), ops.scalar(zero, u8))
     new = lowered(graph(q))
-    assert (not any(isinstance(n.op, type(y.op)) for n in new.nodes())) is goes
+    assert (not any(isinstance(n.op, type(y.op)) for n in new.nodes())) is is_removed
     inputs = (np.random.default_rng(0).standard_normal((3, 41)) * 20).astype(np.float32)
     inputs[0, :5] = np.nan, np.inf, -np.inf, -0.0, 25.25
     got, want = (interpret(g, [inputs])[0] for g in (new, graph(q)))
     np.testing.assert_array_equal(got, want)
-    kept = lowered(graph(q, y))  # somebody else reads what is cut
-    assert any(isinstance(n.op, type(y.op)) for n in kept.nodes())
+    reference = lowered(graph(q, y))  # somebody else reads what is cut
+    assert any(isinstance(n.op, type(y.op)) for n in reference.nodes())
 
 
 def narrow(*shape: int, dtype: DType = f8e4m3fn, seed: int = 0) -> np.ndarray:
@@ -354,7 +354,7 @@ def test_floats_of_8_bits_are_multiplied_as_they_are(rows: bool, columns: bool) 
     """Constant weights behind a view, one scale or one for each row and column."""
     rng = np.random.default_rng(2)
     x, w = arg("x", 7, 40, dtype=f8e4m3fn), narrow(12, 40, dtype=f8e5m2, seed=1)
-    scales = [rng.random(shape if each else ()) + 0.1 for shape, each in (((7, 1), rows), ((12, 1), columns))]
+    scales = [rng.random(shape if per_row else ()) + 0.1 for shape, per_row in (((7, 1), rows), ((12, 1), columns))]
     y = ops.MatMul()(value(x, 0, scales[0]), ops.transpose(value(w, 0, scales[1]), (1, 0)))
     g = graph(y)
     new = lower_quantized(lower_model_ops(g, KEPT), None, f8_dot=True)

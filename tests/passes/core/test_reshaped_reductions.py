@@ -37,7 +37,7 @@ def reduced_boxes(graph: Graph) -> set[int]:
     return {n.inputs[0].type.rank for n in graph.nodes() if isinstance(n.op, ops.Reduce) and n.inputs[0].type.rank > 3}
 
 
-def same(graph: Graph, xs: np.ndarray) -> None:
+def check_same(graph: Graph, xs: np.ndarray) -> None:
     for at_once in (0, 1 << 20):
         new = reduce_unreshaped(graph, at_once)
         for got, want in zip(interpret(new, [xs]), interpret(graph, [xs]), strict=True):
@@ -70,10 +70,10 @@ def test_group_norms_are_reduced_as_images(norm, groups: int, sizes: tuple[int, 
     ones, none = (1,) * len(sizes), ((0, 0),) * len(sizes)
     graph = lowered(x, norm(ops.Conv(ones, none, ones)(x, weight), groups))
     new = reduce_unreshaped(graph)
-    whole = {n.shape for n in new.nodes() if isinstance(n.op, ops.Sub)} - {(2, groups, 1)}
+    shapes = {n.shape for n in new.nodes() if isinstance(n.op, ops.Sub)} - {(2, groups, 1)}
     if sizes != (1, 1):
-        assert (2, 6, *sizes) in whole
-    same(graph, RNG.normal(size=(2, 6, *sizes)).astype(np.float32))
+        assert (2, 6, *sizes) in shapes
+    check_same(graph, RNG.normal(size=(2, 6, *sizes)).astype(np.float32))
 
 
 def test_small_slices_are_reduced_at_once() -> None:
@@ -94,7 +94,7 @@ def test_images_of_any_size() -> None:
     y = ops.GroupNorm(2)(convolved(x))
     graph = lowered(x, y)
     assert all(n.shape == x.shape for n in reduce_unreshaped(graph).nodes() if isinstance(n.op, ops.Sub))
-    same(graph, RNG.normal(size=(3, 4, 5, 6)).astype(np.float32))
+    check_same(graph, RNG.normal(size=(3, 4, 5, 6)).astype(np.float32))
 
 
 def test_nan_and_infinity_stay_in_their_groups() -> None:
@@ -103,7 +103,7 @@ def test_nan_and_infinity_stay_in_their_groups() -> None:
     xs = RNG.normal(size=(2, 6, 5, 7)).astype(np.float32)
     xs[1] = 0
     xs[0, 1, 2, 3], xs[0, 4, 0, 0] = np.nan, np.inf
-    same(graph, xs)
+    check_same(graph, xs)
 
 
 @pytest.mark.parametrize("kind", ["max", "prod", "sum"])
@@ -115,7 +115,7 @@ def test_reductions_across_and_within_channels(kind: str) -> None:
     graph = lowered(x, ops.Reshape((2, 6, 15))(ops.sub(flat, least)), ops.Reduce("max", (1,))(flat))
     new = reduce_unreshaped(graph)
     assert any(n.shape == (2, 6, 3, 5) and isinstance(n.op, ops.Sub) for n in new.nodes())
-    same(graph, RNG.normal(size=(2, 6, 3, 5)).astype(np.float32))
+    check_same(graph, RNG.normal(size=(2, 6, 3, 5)).astype(np.float32))
 
 
 def test_what_is_read_as_it_was_reshaped_stays() -> None:
@@ -125,7 +125,7 @@ def test_what_is_read_as_it_was_reshaped_stays() -> None:
     product_of = ops.MatMul()(z, const(RNG.normal(size=(90, 4)).astype(np.float32)))
     graph = lowered(x, product_of)
     assert reduce_unreshaped(graph) is graph
-    same(graph, RNG.normal(size=(2, 6, 3, 5)).astype(np.float32))
+    check_same(graph, RNG.normal(size=(2, 6, 3, 5)).astype(np.float32))
 
 
 def test_narrow_sums_are_not_cut() -> None:
@@ -139,7 +139,9 @@ def test_a_region_behind_another() -> None:
     """A norm's backward pass: rows are made an image again, which is reduced, and an image rows."""
     rows = ops.reshape(convolved(image(2, 4, 3, 3)), (2, 2, 18))
     centred = ops.sub(rows, ops.broadcast_to(ops.reduce_sum(rows, 2, keepdims=True), rows.shape))
-    again = ops.reshape(ops.Exp()(centred), (2, 4, 3, 3))
-    scaled = ops.mul(again, ops.broadcast_to(ops.reduce_sum(again, (2, 3), keepdims=True), again.shape))
+    exponentials = ops.reshape(ops.Exp()(centred), (2, 4, 3, 3))
+    scaled = ops.mul(
+        exponentials, ops.broadcast_to(ops.reduce_sum(exponentials, (2, 3), keepdims=True), exponentials.shape)
+    )
     x = next(n for n in Graph((), (scaled,)).nodes() if isinstance(n.op, Input))
-    same(lowered(x, scaled), RNG.normal(size=(2, 4, 3, 3)).astype(np.float32))
+    check_same(lowered(x, scaled), RNG.normal(size=(2, 4, 3, 3)).astype(np.float32))

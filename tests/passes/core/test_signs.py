@@ -69,22 +69,22 @@ def _members(n: Node) -> list[Node]:
     return [m for body in bodies for m in body.nodes()]
 
 
-def check(g: Graph, *given: np.ndarray, products: int = 1, features: str = "") -> None:
+def check(g: Graph, *arrays: np.ndarray, products: int = 1, features: str = "") -> None:
     new = pack_signs(g)
     verify(new, "the pass")
     of_signs = [n for n in new.nodes() if isinstance(n.op, ops.DotGeneral | ops.Convolution) and n.op.of_signs]
     assert len(of_signs) == products
     with np.errstate(invalid="ignore"):
-        want, got = interpret(g, given)[0], interpret(new, given)[0]
+        want, got = interpret(g, arrays)[0], interpret(new, arrays)[0]
     np.testing.assert_array_equal(got, want)
     compiled = optimize(g, cpu_passes())
     words = [n for group in compiled.nodes() for n in _members(group) if getattr(n.op, "of_signs", False)]
-    assert len(words) == products or not given[0].size, "as the pipeline has it"
+    assert len(words) == products or not arrays[0].size, "as the pipeline has it"
     floats = unpack_signs(new)
     assert not any(getattr(n.op, "of_signs", False) for n in floats.nodes())
-    np.testing.assert_array_equal(interpret(floats, given)[0], want)
+    np.testing.assert_array_equal(interpret(floats, arrays)[0], want)
     model = CompiledModel(build_program(g, TARGET.features(features), 1), threads=1)
-    np.testing.assert_array_equal(np.asarray(model(*given)), want)
+    np.testing.assert_array_equal(np.asarray(model(*arrays)), want)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -115,10 +115,10 @@ def test_convolutions(form: Callable[[Node], Node], pad: int, stride: int, dilat
     check(g, activations(2, 40, 7, 6), features=features)
 
 
-@pytest.mark.parametrize("around", [0.0, 1.0, -1.0])
-def test_images_padded_before(around: float) -> None:
+@pytest.mark.parametrize("border", [0.0, 1.0, -1.0])
+def test_images_padded_before(border: float) -> None:
     """Larq pads with ones."""
-    x = ops.pad(chosen(arg("x", 1, 5, 6, 33)), (0, 1, 1, 0), (0, 1, 2, 0), around)
+    x = ops.pad(chosen(arg("x", 1, 5, 6, 33)), (0, 1, 1, 0), (0, 1, 2, 0), border)
     layouts = ("NHWC", "HWIO", "NHWC")
     op = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), *layouts)
     check(graph(op(x, const(ternary(3, 3, 33, 4)))), activations(1, 5, 6, 33))

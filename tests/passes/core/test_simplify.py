@@ -61,10 +61,10 @@ CASES: list[tuple[str, Node, Node]] = [
 @pytest.mark.parametrize(("name", "before", "after"), CASES, ids=[c[0] for c in CASES])
 def test_simplifies(name: str, before: Node, after: Node) -> None:
     g = graph(before)
-    out = simplify(g)
-    assert out.outputs[0] is after
-    assert simplify(out) is out
-    same_values(g, out, 1e-5 if "reduce" in name else 0, s=3)
+    simplified_graph = simplify(g)
+    assert simplified_graph.outputs[0] is after
+    assert simplify(simplified_graph) is simplified_graph
+    same_values(g, simplified_graph, 1e-5 if "reduce" in name else 0, s=3)
 
 
 KEPT: list[Node] = [
@@ -107,10 +107,10 @@ def test_lossless_conversions_are_those_that_lose_nothing() -> None:
             x = values(a)
             for b in names:
                 if keeps_values(DTYPES[a], DTYPES[b]):
-                    back = x.astype(DTYPES[b].numpy).astype(DTYPES[a].numpy)
+                    roundtrip = x.astype(DTYPES[b].numpy).astype(DTYPES[a].numpy)
                     wide = x.astype(np.float64)
                     finite = np.isfinite(wide)
-                    assert np.array_equal(back[finite], x[finite]), (a, b)
+                    assert np.array_equal(roundtrip[finite], x[finite]), (a, b)
     assert keeps_values(i8, bf16)
     assert not keeps_values(i64, f64)
 
@@ -120,8 +120,8 @@ def test_a_case_of_a_constant_is_its_branch() -> None:
     branches = (Graph((p,), (ops.Neg()(p), p)), Graph((p,), (ops.Exp()(p), ops.Abs()(p))))
     v = arg("v", 3)
     for index, op in ((0, ops.Neg), (1, ops.Exp), (-1, ops.Exp), (9, ops.Exp)):
-        out = simplify(graph(*ops.Case(branches)(const(np.int32(index)), v).results))
-        assert out.outputs[0] is op()(v)
+        simplified_graph = simplify(graph(*ops.Case(branches)(const(np.int32(index)), v).results))
+        assert simplified_graph.outputs[0] is op()(v)
     w = arg("w", dtype=i32)
     g = graph(*ops.Case(branches)(w, v).results)
     assert count(simplify(g), ops.Case) == 1
@@ -136,9 +136,9 @@ def test_bodies_are_simplified() -> None:
 
 def test_iota_transposed() -> None:
     g = graph(t(ops.Iota(TensorType(i64, (2, 3)), 1)(), 1, 0))
-    out = simplify(g)
-    assert count(out, ops.Transpose) == 0
-    same_values(g, out)
+    simplified_graph = simplify(g)
+    assert count(simplified_graph, ops.Transpose) == 0
+    same_values(g, simplified_graph)
 
 
 def test_a_slice_whose_sizes_would_get_another_form_stays() -> None:

@@ -21,14 +21,14 @@ RNG = np.random.default_rng(3)
 
 
 def rises(
-    shape: tuple[DimLike, ...], out: int, kernel: int, stride: int, pad: int, more: int = 0, groups: int = 1,
-    trained: bool = False,
+    shape: tuple[DimLike, ...], out_channels: int, kernel: int, stride: int, pad: int, output_padding: int = 0,
+    groups: int = 1, trained: bool = False,
 ) -> Graph:  # fmt: skip
     """A graph with one transposed convolution of `shape`, as CORE ops, and what follows it. trained: its weights are
     an input."""
     x, rank = arg("x", *shape), len(shape) - 2
-    w = RNG.standard_normal((int(x.shape[1]), out // groups, *((kernel,) * rank))).astype(np.float32)  # type: ignore
-    op = ops.ConvTranspose((stride,) * rank, ((pad, pad),) * rank, (more,) * rank, (1,) * rank, groups)
+    w = RNG.standard_normal((int(x.shape[1]), out_channels // groups, *((kernel,) * rank))).astype(np.float32)  # type: ignore
+    op = ops.ConvTranspose((stride,) * rank, ((pad, pad),) * rank, (output_padding,) * rank, (1,) * rank, groups)
     weights = arg("w", *w.shape) if trained else const(w)
     return fold_constants(lower_model_ops(graph(ops.maximum(op(x, weights), 0.0)), frozenset()))
 
@@ -60,8 +60,8 @@ CASES = [  # shape, out, kernel, stride, pad, output padding, groups, convolutio
 
 @pytest.mark.parametrize("case", CASES)
 def test_phases(case: tuple[tuple[DimLike, ...], int, int, int, int, int, int, int]) -> None:
-    shape, out, kernel, stride, pad, more, groups, kernels = case
-    before = rises(shape, out, kernel, stride, pad, more, groups)
+    shape, out_channels, kernel, stride, pad, output_padding, groups, kernels = case
+    before = rises(shape, out_channels, kernel, stride, pad, output_padding, groups)
     with likely_sizes({"n": 1, "l": 6}):
         after = split_transposed(before)
     assert len(convolutions(after)) == kernels

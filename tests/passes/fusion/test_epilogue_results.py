@@ -54,8 +54,8 @@ def test_a_norm_whose_moments_are_kept_is_one_kernel() -> None:
 
 def test_other_elements_and_what_depends_on_the_product_stay_apart() -> None:
     y = dot(X, W)
-    turned = ops.Tanh()(ops.Transpose((1, 0))(y))
-    assert ("contraction", 2) not in kinds(graph(y, turned))
+    transposed = ops.Tanh()(ops.Transpose((1, 0))(y))
+    assert ("contraction", 2) not in kinds(graph(y, transposed))
     # the other operand is computed from the product
     total = ops.BroadcastInDim(y.shape, (0,))(ops.Reduce("sum", (1,))(y))
     assert all(n == 1 for kind, n in kinds(graph(y, ops.Mul()(y, ops.Exp()(total)))) if kind == "contraction")

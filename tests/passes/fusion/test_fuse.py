@@ -39,10 +39,10 @@ def groups(g: Graph) -> list[Group]:
     return [n.op for n in g.nodes() if isinstance(n.op, Group)]
 
 
-def conv(x: Node, out: int, size: int, pad: int) -> Node:
+def conv(x: Node, out_channels: int, size: int, pad: int) -> Node:
     c = x.shape[1]
     assert isinstance(c, int)
-    return ops.Conv((1, 1), ((pad, pad), (pad, pad)), (1, 1))(x, weight(out, c, size, size))
+    return ops.Conv((1, 1), ((pad, pad), (pad, pad)), (1, 1))(x, weight(out_channels, c, size, size))
 
 
 def mlp() -> Node:
@@ -148,10 +148,10 @@ def test_what_a_group_norm_subtracts_its_mean_from_is_not_stored() -> None:
     """The mean runs over two boxes, so that neither kernel which reads the differences could compute it."""
     x = arg("x", 1, 32, 24, 24)
     y = conv(ops.Silu()(ops.GroupNorm(8, 1e-5)(conv(x, 32, 3, 1), weight(32), weight(32))), 32, 3, 1)
-    made = [
+    kernels = [
         n for n in optimize(graph(y), cpu_passes()).nodes() if isinstance(n.op, Group) and n.type.size == 32 * 24 * 24
     ]
-    assert len(made) == 5  # transpositions at both ends, two convolutions and what lies between them
+    assert len(kernels) == 5  # transpositions at both ends, two convolutions and what lies between them
 
 
 def test_padding_of_a_computed_value_is_storage() -> None:
@@ -202,8 +202,8 @@ def test_gathered_rows_are_stored_before_they_are_transposed() -> None:
     """Along the innermost dimension of the result each element would be looked up."""
     x, at = arg("x", 9, 40), Input("at", TensorType(i64, (30,)))()
     rows = ops.Take(0)(x, at)
-    turned = ops.Transpose((1, 0))(ops.mul(rows, 2.0))
-    g = pipeline(ops.add(turned, 1.0))
+    transposed = ops.Transpose((1, 0))(ops.mul(rows, 2.0))
+    g = pipeline(ops.add(transposed, 1.0))
     assert [next(n.op.name for n in p.body.nodes() if n.inputs) for p in groups(g)][1:] == ["transpose"]
     # as they lie, they are read where they are needed
     assert len(groups(pipeline(ops.add(ops.mul(rows, 2.0), 1.0)))) == 1
@@ -226,9 +226,9 @@ def test_a_transposed_value_that_a_box_repeats_is_stored() -> None:
     rows = ops.BroadcastInDim((8, n, n), (0, 1))(ops.Transpose((1, 0))(x))
     columns = ops.BroadcastInDim((8, n, n), (0, 2))(ops.Transpose((1, 0))(y))
     g = pipeline(ops.Softmax(2)(ops.add(rows, columns)))
-    made = [[m.op.name for m in p.body.nodes() if m.inputs] for p in groups(g)]
-    assert made[0] == ["transpose"] and len(made) == 2
-    assert made[1].count("transpose") == 1  # what a row reads once is read where it lies
+    op_names = [[m.op.name for m in p.body.nodes() if m.inputs] for p in groups(g)]
+    assert op_names[0] == ["transpose"] and len(op_names) == 2
+    assert op_names[1].count("transpose") == 1  # what a row reads once is read where it lies
 
 
 def test_scores_of_few_heads_are_turned_in_front_of_a_softmax() -> None:
@@ -237,8 +237,8 @@ def test_scores_of_few_heads_are_turned_in_front_of_a_softmax() -> None:
     soft = ops.Softmax(3)(ops.mul(ops.Transpose((0, 3, 1, 2))(scores), 2.0))
     g = pipeline(ops.Reshape((1, 4, 40, 40))(conv(soft, 4, 3, 1)))
     (rows,) = (p for p in groups(g) if p.kind == "rows")
-    (most,) = (n for n in rows.body.nodes() if isinstance(n.op, ops.Reduce) and n.op.kind == "max")
-    assert most.inputs[0].shape == (1, 4, 40, 40) and most.op.attributes()["dims"] == (3,)
+    (maximum,) = (n for n in rows.body.nodes() if isinstance(n.op, ops.Reduce) and n.op.kind == "max")
+    assert maximum.inputs[0].shape == (1, 4, 40, 40) and maximum.op.attributes()["dims"] == (3,)
 
 
 @pytest.mark.parametrize(("rows", "width", "count"), [(6000, 96, 2), (6000, 64, 1), (4000, 96, 1)])

@@ -46,9 +46,9 @@ def test_an_optimizers_step_is_one_kernel() -> None:
 def test_other_elements_shapes_and_readers_stay_apart() -> None:
     x = row("x", (4, 4))
     a = ops.Exp()(x)
-    turned = ops.Add()(x, ops.Transpose((1, 0))(a))
+    transposed = ops.Add()(x, ops.Transpose((1, 0))(a))
     column = ops.Tanh()(ops.Slice((0, 0), (4, 1), (1, 1))(a))
-    assert all(len(n.types) == 1 for n in groups(Graph((x,), (a, turned, column))))
+    assert all(len(n.types) == 1 for n in groups(Graph((x,), (a, transposed, column))))
     # what is no result of the model stays where its readers want it
     total = spread(ops.Reduce("sum", (0, 1))(a), x.shape)
     assert all(len(n.types) == 1 for n in groups(Graph((x,), (ops.Mul()(a, total),))))
@@ -66,7 +66,7 @@ def test_groups_that_would_need_each_other_stay_apart() -> None:
 
 
 def test_random_graphs_keep_their_meaning() -> None:
-    rng, several = np.random.default_rng(1), 0
+    rng, count = np.random.default_rng(1), 0
     for _ in range(40):
         values = [row(name) for name in "xyz"]
         data = [rng.standard_normal((4, 6)).astype(np.float32) for _ in values]
@@ -74,18 +74,18 @@ def test_random_graphs_keep_their_meaning() -> None:
         for _ in range(int(rng.integers(3, 14))):
             a, b = (values[int(i)] for i in rng.integers(len(values), size=2))
             total = spread(ops.Reduce("max", (0, 1))(a), a.shape)
-            made = [ops.Add()(a, b), ops.Mul()(a, b), ops.Tanh()(a), ops.Add()(total, b), ops.Reverse((1,))(a)]
-            values.append(made[int(rng.integers(len(made)))])
+            candidates = [ops.Add()(a, b), ops.Mul()(a, b), ops.Tanh()(a), ops.Add()(total, b), ops.Reverse((1,))(a)]
+            values.append(candidates[int(rng.integers(len(candidates)))])
         results = [n for n in dict.fromkeys(values[3:]) if rng.random() < 0.6] or [values[-1]]
         graph = Graph(inputs, tuple(results))
         fused = fuse(graph)
-        several += any(len(n.types) > 1 for n in fused.nodes())
+        count += any(len(n.types) > 1 for n in fused.nodes())
         for got, want in zip(interpret(fused, data), interpret(graph, data), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-5)
-    assert several > 10
+    assert count > 10
 
 
-def along(value: Node, shape: Shape, dim: int) -> Node:
+def broadcast_dim(value: Node, shape: Shape, dim: int) -> Node:
     """One value for each place of a dimension."""
     return ops.BroadcastInDim(shape, (dim,))(value)
 
@@ -93,7 +93,7 @@ def along(value: Node, shape: Shape, dim: int) -> Node:
 def moments(x: Node, dim: int) -> tuple[Node, Node]:
     """The mean of each row, or of each column, and what squared deviations from it sum to."""
     mean = ops.mul(ops.Reduce("sum", (1 - dim,))(x), 0.25)
-    centred = ops.Sub()(x, along(mean, x.shape, dim))
+    centred = ops.Sub()(x, broadcast_dim(mean, x.shape, dim))
     return mean, ops.Reduce("sum", (1 - dim,))(ops.Mul()(centred, centred))
 
 
@@ -117,10 +117,10 @@ def test_values_of_other_rows_stay_apart() -> None:
     """A sum of each row, in front of one that reads it as each column's, in another order, or of other rows."""
     x = row("x", (4, 4))
     total = ops.Reduce("sum", (1,))(x)
-    across = ops.Reduce("sum", (1,))(ops.Mul()(x, along(total, x.shape, 1)))
-    turned = ops.Reduce("sum", (1,))(ops.Mul()(x, along(ops.Reverse((0,))(total), x.shape, 0)))
-    columns = ops.Reduce("sum", (0,))(ops.Mul()(x, along(total, x.shape, 0)))
-    for other in (across, turned, columns):
+    row_sums = ops.Reduce("sum", (1,))(ops.Mul()(x, broadcast_dim(total, x.shape, 1)))
+    reversed_sums = ops.Reduce("sum", (1,))(ops.Mul()(x, broadcast_dim(ops.Reverse((0,))(total), x.shape, 0)))
+    columns = ops.Reduce("sum", (0,))(ops.Mul()(x, broadcast_dim(total, x.shape, 0)))
+    for other in (row_sums, reversed_sums, columns):
         assert row_groups(Graph((x,), (total, other))) == [1, 1]
 
 
@@ -129,8 +129,8 @@ def test_rows_that_turn_behind_a_sum_stay_apart(reduces: bool) -> None:
     """The transpose of a square matrix has its shape, and other rows."""
     x = row("x", (4, 4))
     total = ops.Reduce("sum", (1,))(x)
-    turned = ops.Transpose((1, 0))(ops.Mul()(x, along(total, x.shape, 0)))
-    last = ops.Reduce("sum", (1,))(turned) if reduces else turned
+    transposed = ops.Transpose((1, 0))(ops.Mul()(x, broadcast_dim(total, x.shape, 0)))
+    last = ops.Reduce("sum", (1,))(transposed) if reduces else transposed
     graph = Graph((x,), (total, last))
     fused = fuse(graph, ROWS)
     assert all(len(n.types) == 1 for n in fused.nodes() if isinstance(n.op, Group) and n.op.kind == "rows")
@@ -142,8 +142,8 @@ def test_rows_that_turn_behind_a_sum_stay_apart(reduces: bool) -> None:
 def test_rows_that_would_need_each_other_stay_apart() -> None:
     x = row("x", (4, 4))
     total = ops.Reduce("sum", (1,))(x)
-    scale = ops.Reduce("max", (0, 1))(ops.Mul()(x, along(total, x.shape, 0)))
-    last = ops.Reduce("sum", (1,))(ops.Mul()(spread(scale, x.shape), ops.Sub()(x, along(total, x.shape, 0))))
+    scale = ops.Reduce("max", (0, 1))(ops.Mul()(x, broadcast_dim(total, x.shape, 0)))
+    last = ops.Reduce("sum", (1,))(ops.Mul()(spread(scale, x.shape), ops.Sub()(x, broadcast_dim(total, x.shape, 0))))
     graph = Graph((x,), (total, last))
     assert row_groups(graph) == [1, 1, 1]
     data = [np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)]
@@ -157,12 +157,12 @@ def test_a_residual_sum_and_the_norm_behind_it_are_one_kernel(width: int) -> Non
     policy = FusionPolicy(joins_row_results=True, max_single_row=512)
     x, y = row("x", (4, width)), row("y", (4, width))
     total = ops.Add()(x, y)
-    scale = along(ops.Reduce("sum", (1,))(ops.Mul()(total, total)), total.shape, 0)
+    scale = broadcast_dim(ops.Reduce("sum", (1,))(ops.Mul()(total, total)), total.shape, 0)
     normed = ops.Div()(total, scale)
     graph = Graph((x, y), (ops.Reverse((0,))(ops.Add()(total, x)), ops.Exp()(normed), ops.Tanh()(total)))
     fused = fuse(graph, policy)
-    several = [n for n in fused.nodes() if isinstance(n.op, Group) and n.op.kind == "rows" and len(n.types) > 1]
-    stored = sum(t.shape == total.shape for n in several for t in n.types)
+    row_kernels = [n for n in fused.nodes() if isinstance(n.op, Group) and n.op.kind == "rows" and len(n.types) > 1]
+    stored = sum(t.shape == total.shape for n in row_kernels for t in n.types)
     assert stored == 2 if width == 6 else stored <= 1
     data = [np.random.default_rng(0).standard_normal((4, width)).astype(np.float32) for _ in range(2)]
     for got, want in zip(interpret(fused, data), interpret(graph, data), strict=True):

@@ -14,7 +14,7 @@ from ingot.ir.types import TensorType, i64
 from ingot.passes.model.bound_sizes import bound_sizes
 from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
-from ingot.support.errors import InputError, ShapeError
+from ingot.support.errors import ImportModelError, InputError, ShapeError
 from ingot.targets.cpu.workers import host_features
 from tests.passes.check import arg, graph
 
@@ -22,7 +22,7 @@ N, PAST = symbol("n"), symbol("past")
 TABLE = const(np.zeros((16, 4), np.float32))
 
 
-def taken(positions: Node) -> Graph:
+def take_graph(positions: Node) -> Graph:
     """take(table[16, 4], positions), beside an input that has the sizes."""
     x = arg("x", N, PAST)
     return graph(x, ops.Take(0)(TABLE, positions))
@@ -33,7 +33,7 @@ def iota(size: object, *leading: object) -> Node:
 
 
 @pytest.mark.parametrize(
-    ("positions", "most"),
+    ("positions", "bound"),
     [
         (iota(N), 16),
         (iota(N, 3), 16),
@@ -42,8 +42,8 @@ def iota(size: object, *leading: object) -> Node:
         (ops.Add()(iota(N), ops.broadcast_to(const(2), (N,))), 14),
     ],
 )
-def test_positions_bound_their_size(positions: Node, most: int) -> None:
-    assert bound_sizes(taken(positions)).bounds == (("n", 1, most),)
+def test_positions_bound_their_size(positions: Node, bound: int) -> None:
+    assert bound_sizes(take_graph(positions)).bounds == (("n", 1, bound),)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_positions_bound_their_size(positions: Node, most: int) -> None:
     ],
 )
 def test_what_may_fit_bounds_nothing(positions: Node) -> None:
-    g = taken(positions)
+    g = take_graph(positions)
     assert bound_sizes(g) is g
 
 
@@ -69,19 +69,19 @@ def test_what_may_fit_bounds_nothing(positions: Node) -> None:
     ],
 )
 def test_positions_behind_others_are_a_condition(positions: Node) -> None:
-    g = bound_sizes(taken(positions))
+    g = bound_sizes(take_graph(positions))
     assert (g.bounds, g.conditions) == ((), (16 - N - PAST,))
     assert bound_sizes(g) is g
 
 
 def test_narrower_bounds_stay() -> None:
-    g = Graph(taken(iota(N)).inputs, taken(iota(N)).outputs, bounds=(("n", 2, 8),))
+    g = Graph(take_graph(iota(N)).inputs, take_graph(iota(N)).outputs, bounds=(("n", 2, 8),))
     assert bound_sizes(g) is g
 
 
 def test_a_table_that_no_size_fits_is_refused() -> None:
-    g = Graph(taken(iota(N)).inputs, taken(iota(N)).outputs, bounds=(("n", 20, None),))
-    with pytest.raises(ShapeError, match=r"take: no size fits: expected -1\*n\+16 >= 0, got -4 at most"):
+    g = Graph(take_graph(iota(N)).inputs, take_graph(iota(N)).outputs, bounds=(("n", 20, None),))
+    with pytest.raises(ImportModelError, match=r"take: no size fits: expected -1\*n\+16 >= 0, got -4 at most"):
         bound_sizes(g)
 
 

@@ -27,8 +27,8 @@ def norm(x: Node, channels: int) -> Node:
     return ops.BatchNorm(1e-3)(x, values(c), values(c), values(c), values(c, low=0.1))
 
 
-def conv(x: Node, out: int, groups: int = 1) -> Node:
-    w = values(out, int(x.shape[1]) // groups, 3, 3)  # type: ignore[arg-type]
+def conv(x: Node, out_channels: int, groups: int = 1) -> Node:
+    w = values(out_channels, int(x.shape[1]) // groups, 3, 3)  # type: ignore[arg-type]
     return ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), groups)(x, w)
 
 
@@ -42,19 +42,19 @@ X = arg("x", 2, 4, 5, 5)
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_conv_then_norm(groups: int) -> None:
     g = graph(ops.Relu()(norm(conv(X, 8, groups), 8)))
-    out = fold_batch_norm(g)
-    assert count(out, ops.BatchNorm) == 0
-    assert count(out, ops.Add) == 1
-    same_values(g, out, 1e-4)
+    folded = fold_batch_norm(g)
+    assert count(folded, ops.BatchNorm) == 0
+    assert count(folded, ops.Add) == 1
+    same_values(g, folded, 1e-4)
 
 
 def test_conv_bias_norm_norm_is_one_conv_and_bias() -> None:
     y = conv(X, 3)
     y = norm(norm(ops.Add()(y, spread(values(3), y)), 3), 3)
     g = graph(ops.Sub()(spread(values(3), y), y))
-    out = fold_batch_norm(g)
-    assert count(out, ops.BatchNorm, ops.Add, ops.Sub) == 1
-    same_values(g, out, 1e-4)
+    folded = fold_batch_norm(g)
+    assert count(folded, ops.BatchNorm, ops.Add, ops.Sub) == 1
+    same_values(g, folded, 1e-4)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -62,9 +62,9 @@ def test_transposed_conv(groups: int) -> None:
     w = values(4, 6 // groups, 3, 3)
     y = ops.ConvTranspose((2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1), groups)(X, w)
     g = graph(norm(y, 6))
-    out = fold_batch_norm(g)
-    assert count(out, ops.BatchNorm) == 0
-    same_values(g, out, 1e-4)
+    folded = fold_batch_norm(g)
+    assert count(folded, ops.BatchNorm) == 0
+    same_values(g, folded, 1e-4)
 
 
 def test_a_norm_behind_sums_that_were_rounded() -> None:
@@ -73,27 +73,27 @@ def test_a_norm_behind_sums_that_were_rounded() -> None:
     y = ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1), dtype=f32)(ops.Convert(f16)(X), narrow)
     y = ops.Convert(f16)(ops.Add()(y, spread(values(3), y)))
     g = graph(ops.BatchNorm(1e-3)(y, *(ops.Convert(f16)(v) for v in norm(y, 3).inputs[1:])))
-    out = fold_batch_norm(fold_constants(g))
-    assert count(out, ops.BatchNorm) == 0
-    same_values(g, out, 5e-3)
+    folded = fold_batch_norm(fold_constants(g))
+    assert count(folded, ops.BatchNorm) == 0
+    same_values(g, folded, 5e-3)
 
 
 def test_decomposed_norm_and_scalars() -> None:
     y = conv(X, 4)
     shaped = ops.BroadcastInDim(y.shape, (0, 1, 2, 3))(ops.Reshape((1, 4, 1, 1))(values(4)))
     g = graph(ops.div(ops.add(ops.Mul()(shaped, y), 1.0), 3.0))
-    out = fold_batch_norm(g)
-    assert count(out, ops.Mul, ops.Div) == 0
-    same_values(g, out, 1e-4)
+    folded = fold_batch_norm(g)
+    assert count(folded, ops.Mul, ops.Div) == 0
+    same_values(g, folded, 1e-4)
 
 
 def test_matmul_scales_columns() -> None:
     x = arg("m", 2, 5, 4)
     y = ops.MatMul()(x, values(4, 3))
     g = graph(ops.Mul()(ops.Add()(y, spread(values(3), y, 2)), spread(values(3), y, 2)))
-    out = fold_batch_norm(g)
-    assert count(out, ops.Mul) == 0
-    same_values(g, out, 1e-5)
+    folded = fold_batch_norm(g)
+    assert count(folded, ops.Mul) == 0
+    same_values(g, folded, 1e-5)
     flat = ops.MatMul()(arg("n", 5, 4), values(4, 3))
     assert count(fold_batch_norm(graph(norm(flat, 3))), ops.BatchNorm) == 0
 
@@ -127,9 +127,9 @@ def test_takes_fuel_and_works_along_a_network() -> None:
     with fueled(2) as tank:
         assert count(fold_batch_norm(g), ops.BatchNorm) == 1
     assert tank.last == "fold-batch-norm"
-    out = lower_model_ops(fold_batch_norm(g))
-    assert count(out, ops.Conv, ops.Relu, ops.BatchNorm) == 0
-    same_values(g, out, 1e-4)
+    lowered = lower_model_ops(fold_batch_norm(g))
+    assert count(lowered, ops.Conv, ops.Relu, ops.BatchNorm) == 0
+    same_values(g, lowered, 1e-4)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -151,9 +151,9 @@ def test_scales_behind_a_transpose(order: tuple[int, ...]) -> None:
     place = order.index(1)
     y = ops.Add()(ops.Mul()(y, spread(values(3), y, place)), spread(values(3), y, place))
     g = graph(ops.Relu()(y))
-    out = fold_batch_norm(g)
-    assert count(out, ops.Mul) == 0 and count(out, ops.Transpose) == 1
-    same_values(g, out, 1e-4)
+    folded = fold_batch_norm(g)
+    assert count(folded, ops.Mul) == 0 and count(folded, ops.Transpose) == 1
+    same_values(g, folded, 1e-4)
 
 
 def test_a_norm_behind_a_transpose_is_of_other_channels() -> None:
@@ -168,14 +168,14 @@ def test_weights_of_16_bits_are_not_rounded_again(dtype: DType) -> None:
     y = ops.Conv((1, 1), ((1, 1), (1, 1)), (1, 1), 1)(x, w)
     parameters = [const(R.uniform(low, 1, 8).astype(dtype.numpy)) for low in (0.5, -1, -1, 0.1)]
     g = graph(ops.Relu()(ops.BatchNorm(1e-3)(y, *parameters)))
-    out = fold_batch_norm(g)
-    assert count(out, ops.BatchNorm) == 0
-    (kept,) = (n for n in out.nodes() if isinstance(n.op, ops.Conv))
-    assert kept.inputs[1] is w
-    assert kept.dtype == f32
+    folded = fold_batch_norm(g)
+    assert count(folded, ops.BatchNorm) == 0
+    (convolution,) = (n for n in folded.nodes() if isinstance(n.op, ops.Conv))
+    assert convolution.inputs[1] is w
+    assert convolution.dtype == f32
     data = R.uniform(-1, 1, (2, 4, 5, 5)).astype(dtype.numpy)
     wide = ops.BatchNorm(1e-3)(replace(y.op, dtype=f32)(x, w), *(ops.cast(v, f32) for v in parameters))
-    (want,), (got,) = (interpret(h, [data]) for h in (graph(ops.Relu()(wide)), out))
+    (want,), (got,) = (interpret(h, [data]) for h in (graph(ops.Relu()(wide)), folded))
     rounding = 2.0**-11 if dtype == f16 else 2.0**-8  # half a unit in the last place
     assert (np.abs(got.astype(np.float32) - want) <= np.abs(want) * rounding * 1.01 + 1e-7).all()
     doubled = graph(ops.Mul()(y, ops.full(y.shape, 2.0, dtype)))

@@ -33,8 +33,8 @@ def test_written_out_attention_is_found() -> None:
 
 
 def test_rows_that_see_no_key_keep_their_meaning() -> None:
-    seen = arg("seen", B, 1, S, S, dtype=boolean)
-    hidden = ops.where(seen, ops.full(seen.shape, 0.0), ops.full(seen.shape, -np.inf))
+    visible = arg("seen", B, 1, S, S, dtype=boolean)
+    hidden = ops.where(visible, ops.full(visible.shape, 0.0), ops.full(visible.shape, -np.inf))
     keep = np.ones((2, 1, 3, 3), bool)
     keep[1, 0, 2] = False
     q, k, v = (np.random.default_rng(i).standard_normal((2, 2, 3, 4)).astype(np.float32) for i in range(3))
@@ -61,12 +61,12 @@ def test_a_softmax_that_gives_hidden_rows_0() -> None:
     g = graph(ops.MatMul()(weights, V))
     after = fuse_attention(g)
     assert count(after, ops.Attention) == 1 and count(after, ops.Softmax) == 0
-    seen = np.random.default_rng(3).random((2, 1, 5, 5)) < 0.5
-    seen[1, 0, 2] = False
+    visible = np.random.default_rng(3).random((2, 1, 5, 5)) < 0.5
+    visible[1, 0, 2] = False
     rng = np.random.default_rng(0)
     values = {label: rng.standard_normal((2, 2, 5, 4)).astype(np.float32) for label in "qkv"}
     values["q"][0, 1, 3, 2] = np.nan
-    data = [seen if n.dtype == boolean else values[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
+    data = [visible if n.dtype == boolean else values[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
     with np.errstate(all="ignore"):
         (want,), (got,) = interpret(g, data), interpret(after, data)
     np.testing.assert_allclose(got, want, atol=1e-6, equal_nan=True)

@@ -14,20 +14,20 @@ def test_lowers_to_primitives_everywhere() -> None:
     inside = ops.Group(Graph((p,), (ops.Softmax(1)(p),)), "row")(X)
     values, places = ops.TopK(2, 1, True, True)(ops.Silu()(inside)).results
     g = graph(values, places)
-    out = lower_model_ops(g)
-    assert all(isinstance(n.op, CoreOp | Input | Const | Project) for n in out.nodes())
-    assert count(out, ops.TopK, ops.Silu) == 0
-    (group,) = [n for n in out.nodes() if isinstance(n.op, ops.Group)]
+    lowered = lower_model_ops(g)
+    assert all(isinstance(n.op, CoreOp | Input | Const | Project) for n in lowered.nodes())
+    assert count(lowered, ops.TopK, ops.Silu) == 0
+    (group,) = [n for n in lowered.nodes() if isinstance(n.op, ops.Group)]
     assert count(group.op.bodies[0], ops.Softmax) == 0
-    same_values(g, out, 1e-5)
+    same_values(g, lowered, 1e-5)
 
 
 def test_keeps_the_classes_it_is_told_to() -> None:
     g = graph(ops.Softmax(1)(ops.Silu()(X)))
-    out = lower_model_ops(g, frozenset({ops.Softmax}))
-    assert count(out, ops.Softmax) == 1
-    assert count(out, ops.Silu) == 0
-    assert lower_model_ops(out, frozenset({ops.Softmax})) is out
+    lowered = lower_model_ops(g, frozenset({ops.Softmax}))
+    assert count(lowered, ops.Softmax) == 1
+    assert count(lowered, ops.Silu) == 0
+    assert lower_model_ops(lowered, frozenset({ops.Softmax})) is lowered
 
 
 def test_takes_no_fuel(monkeypatch) -> None:

@@ -17,8 +17,8 @@ NONE: Pairs = ((0, 0), (0, 0))
 ONES: Pairs = ((1, 1), (1, 1))
 
 
-def conv(x: Node, out: int, window: int = 1, groups: int = 1, stride: int = 1) -> Node:
-    w = const(RNG.normal(size=(out, int(x.shape[1]) // groups, window, window)).astype(np.float32))  # type: ignore[arg-type]
+def conv(x: Node, out_channels: int, window: int = 1, groups: int = 1, stride: int = 1) -> Node:
+    w = const(RNG.normal(size=(out_channels, int(x.shape[1]) // groups, window, window)).astype(np.float32))  # type: ignore[arg-type]
     return ops.Conv((stride, stride), NONE, (1, 1), groups)(x, w)
 
 
@@ -27,8 +27,8 @@ def shifted(x: Node) -> Node:
     return ops.Add()(x, ops.BroadcastInDim(x.shape, (1,))(b))
 
 
-def pool(x: Node, window: int, stride: int, padding: Pairs = NONE, **more: object) -> Node:
-    return ops.AvgPool((window,) * 2, (stride,) * 2, padding, (1, 1), **more)(x)  # type: ignore[arg-type]
+def pool(x: Node, window: int, stride: int, padding: Pairs = NONE, **options: object) -> Node:
+    return ops.AvgPool((window,) * 2, (stride,) * 2, padding, (1, 1), **options)(x)  # type: ignore[arg-type]
 
 
 def order(g: Graph) -> str:
@@ -62,12 +62,12 @@ def test_pool_without_stride_comes_behind_fewer_channels(padding: Pairs, include
 @pytest.mark.parametrize("ceil", [False, True])
 @pytest.mark.parametrize("divisor", [None, 7])
 def test_padded_pools_come_first_without_a_constant_between(divisor: int | None, ceil: bool) -> None:
-    more = {"ceil_mode": ceil, "divisor": divisor}
-    g = graph(pool(conv(X, 64), 3, 2, ONES, **more))
+    options = {"ceil_mode": ceil, "divisor": divisor}
+    g = graph(pool(conv(X, 64), 3, 2, ONES, **options))
     after = order_linear(g)
     assert order(after) == "pc"
     same_values(g, after, 1e-5)
-    padded = graph(pool(shifted(conv(X, 64)), 3, 2, ONES, **more))
+    padded = graph(pool(shifted(conv(X, 64)), 3, 2, ONES, **options))
     assert order_linear(padded) == padded
 
 

@@ -53,7 +53,7 @@ def test_only_where_it_saves_work() -> None:
     shared = large(x)
     crop = replace(large, coordinates="tf_crop_and_resize", roi=((0.0, 1.0), (0.0, 1.0)), extrapolation=3.0)
     channels = ops.Resize((8, 10, 14), (1, 2, 3), "linear")
-    kept = [
+    graphs = [
         graph(conv(ops.Resize((3, 4), (2, 3), "linear")(x))),  # makes the image smaller
         graph(conv(shared), ops.add(shared, shared)),  # both are needed
         graph(conv(large(x), window=3, pad=1)),
@@ -62,7 +62,7 @@ def test_only_where_it_saves_work() -> None:
         graph(conv(crop(x))),
         graph(conv(channels(x))),
     ]
-    for g in kept:
+    for g in graphs:
         after = order_linear(g)
         assert after == g and count(after, ops.Conv) == 1
 
@@ -85,8 +85,8 @@ def test_resizes_keep_channels_last(mode: str) -> None:
     y = ops.Resize((9, 17), (2, 3), mode)(conv(x, window=3, pad=1))
     before = lower_model_ops(graph(conv(y, window=3, pad=1)), frozenset())
     after = assign_layouts(before)
-    moved = [n for n in after.nodes() if isinstance(n.op, ops.Transpose)]
-    assert len(moved) == 2 and moved[0].inputs == (x,) and moved[1] in after.outputs
+    transposes = [n for n in after.nodes() if isinstance(n.op, ops.Transpose)]
+    assert len(transposes) == 2 and transposes[0].inputs == (x,) and transposes[1] in after.outputs
     same_values(before, after, 1e-4, n=2)
 
 
@@ -99,6 +99,6 @@ def test_an_output_that_a_resize_enlarges_is_made_in_its_order(mode: str) -> Non
     for outputs in ((large,), (large, conv(large, 3))):
         before = lower_model_ops(graph(*outputs))
         after = assign_layouts(before)
-        turned = {n.type.size for n in after.nodes() if isinstance(n.op, ops.Transpose)}
-        assert (large.type.size in turned) == (len(outputs) == 2)
+        transposed = {n.type.size for n in after.nodes() if isinstance(n.op, ops.Transpose)}
+        assert (large.type.size in transposed) == (len(outputs) == 2)
         same_values(before, after, 1e-5, n=2)

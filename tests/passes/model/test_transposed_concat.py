@@ -9,14 +9,14 @@ PARTS = [ops.reshape(ops.Exp()(arg(n, 2, 3, 4)), (1, 2, 3, 4)) for n in "abc"]
 
 def test_parts_are_joined_in_the_order_of_their_reader() -> None:
     g = graph(ops.Transpose((1, 3, 0, 2))(ops.Concat(0)(*PARTS)))
-    out = transpose_parts(g)
-    (joined,) = out.outputs
-    assert joined.op == ops.Concat(2)
-    assert count(out, ops.Transpose) == 3
-    same_values(g, out)
+    new = transpose_parts(g)
+    (concatenated,) = new.outputs
+    assert concatenated.op == ops.Concat(2)
+    assert count(new, ops.Transpose) == 3
+    same_values(g, new)
 
 
 def test_parts_with_another_reader_stay() -> None:
-    joined = ops.Concat(0)(*PARTS)
-    g = graph(ops.Transpose((1, 3, 0, 2))(joined), ops.Tanh()(joined))
+    concatenated = ops.Concat(0)(*PARTS)
+    g = graph(ops.Transpose((1, 3, 0, 2))(concatenated), ops.Tanh()(concatenated))
     assert transpose_parts(g) is g

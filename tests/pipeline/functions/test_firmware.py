@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ingot.pipeline.cores import MICROCONTROLLERS
-from tests.cli.test_cli import call, refused, told
+from tests.cli.test_cli import call, parse_output, refused
 from tests.frontends.tflite.builder import Model, feed
 
 needs_arm = pytest.mark.skipif(
@@ -55,8 +55,8 @@ def network() -> bytes:
     (flat,) = g.op("RESHAPE", [s, g.const(np.array([-1, 378], np.int32))], [g.tensor((-1, 378), np.int8, (0.3, -1))])
     w = g.const(_i8(5, 378, seed=4), (0.01, 0))
     (z,) = g.op("FULLY_CONNECTED", [flat, w, bias(5)], [g.tensor((-1, 5), np.int8, (0.9, 3))], "FullyConnected")
-    out = g.tensor((-1, 5), np.int8, (1 / 256, -128), name="scores")
-    g.outputs = list(g.op("SOFTMAX", [z], [out], "Softmax", beta=1.0))
+    result = g.tensor((-1, 5), np.int8, (1 / 256, -128), name="scores")
+    g.outputs = list(g.op("SOFTMAX", [z], [result], "Softmax", beta=1.0))
     return model.finish()
 
 
@@ -68,14 +68,17 @@ def model(tmp_path: Path) -> Path:
 
 
 @needs_arm
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("core", MICROCONTROLLERS)
 def test_an_example_runs_in_qemu(core: str, model: Path, tmp_path: Path):
-    facts = told(call("compile", model, "--target", f"c:{core}", "-o", tmp_path / "net.c", "--example", "--json"))
+    facts = parse_output(
+        call("compile", model, "--target", f"c:{core}", "-o", tmp_path / "net.c", "--example", "--json")
+    )
     assert facts["sizes_from_file"] == {"image_0": 1}
     assert 500 < facts["flash"]["code_bytes"] < 40_000 and "arm-none-eabi-gcc" in facts["flash"]["compiler"]
-    ran = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0 and "output scores: 0 of 5 differ" in ran.stderr, ran.stderr
-    assert "instructions" in ran.stderr
+    process = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0 and "output scores: 0 of 5 differ" in process.stderr, process.stderr
+    assert "instructions" in process.stderr
     flags = [*MICROCONTROLLERS[core].flags, "-mthumb", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion"]
     command = ["arm-none-eabi-gcc", *flags, "-Werror", "-fsyntax-only", "net.c"]
     subprocess.run(command, cwd=tmp_path, check=True, timeout=120)
@@ -83,8 +86,8 @@ def test_an_example_runs_in_qemu(core: str, model: Path, tmp_path: Path):
     head, _, rest = source.partition("expected_0[5] = {\n  ")
     first = rest.split(",")[0]
     (tmp_path / "main.c").write_text(f"{head}expected_0[5] = {{\n  {int(first) ^ 1}{rest[len(first) :]}")
-    ran = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode != 0 and "output scores: 1 of 5 differ" in ran.stderr
+    process = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode != 0 and "output scores: 1 of 5 differ" in process.stderr
 
 
 @needs_cc
@@ -93,18 +96,20 @@ def test_an_example_runs_on_this_machine(model: Path, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "image_0=1" in result.stderr and "--dim image_0=SIZE" in result.stderr
     assert "flash" in result.stdout and "of code (cc -O2)" in result.stdout and "of arena" in result.stdout
-    ran = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 0 and "output scores: 0 of 5 differ" in ran.stdout, ran.stderr
+    process = subprocess.run(["make", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0 and "output scores: 0 of 5 differ" in process.stdout, process.stderr
 
 
 def test_sizes_asked_for_are_not_the_files(model: Path, tmp_path: Path):
-    facts = told(call("compile", model, "--target", "c", "--dim", "image_0=2", "-o", tmp_path / "net.c", "--json"))
+    facts = parse_output(
+        call("compile", model, "--target", "c", "--dim", "image_0=2", "-o", tmp_path / "net.c", "--json")
+    )
     assert facts["sizes_from_file"] == {} and facts["inputs"] == ["image: i8[2, 9, 7, 3]"]
 
 
 def test_code_is_unknown_without_a_compiler(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    facts = told(call("compile", model, "--target", "c:cortex-m4", "-o", tmp_path / "net.c", "--json"))
+    facts = parse_output(call("compile", model, "--target", "c:cortex-m4", "-o", tmp_path / "net.c", "--json"))
     assert facts["flash"]["code_bytes"] is None and facts["ram"]["state_bytes"] == 0
     result = call("compile", model, "--target", "c:cortex-m4", "-o", tmp_path / "net.c")
     assert "unknown bytes of code (no arm-none-eabi-gcc here)" in result.stdout

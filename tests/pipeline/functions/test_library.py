@@ -38,11 +38,11 @@ def residual_network() -> Graph:
     """Convolutions with halos, a residual sum, a depthwise one, pools, and a dense layer."""
     rng = np.random.default_rng(1)
     x = Input("image", TensorType(f32, (2, 3, 33, 33)))()
-    same = ((1, 1), (1, 1))
-    y = ops.Relu()(ops.Conv((2, 2), same, (1, 1))(x, _weights(rng, 16, 3, 3, 3)))
-    z = ops.Relu()(ops.Conv((1, 1), same, (1, 1))(y, _weights(rng, 16, 16, 3, 3)))
-    z = ops.Conv((1, 1), same, (1, 1), 16)(z, _weights(rng, 16, 1, 3, 3))
-    y = ops.MaxPool((3, 3), (2, 2), same, (1, 1))(ops.Relu()(ops.Add()(y, z)))
+    padding = ((1, 1), (1, 1))
+    y = ops.Relu()(ops.Conv((2, 2), padding, (1, 1))(x, _weights(rng, 16, 3, 3, 3)))
+    z = ops.Relu()(ops.Conv((1, 1), padding, (1, 1))(y, _weights(rng, 16, 16, 3, 3)))
+    z = ops.Conv((1, 1), padding, (1, 1), 16)(z, _weights(rng, 16, 1, 3, 3))
+    y = ops.MaxPool((3, 3), (2, 2), padding, (1, 1))(ops.Relu()(ops.Add()(y, z)))
     y = ops.Conv((1, 1), ((0, 0), (0, 0)), (1, 1))(y, _weights(rng, 40, 16, 1, 1))
     pooled = ops.Reshape((2, 40))(ops.AvgPool((9, 9), (1, 1), ((0, 0), (0, 0)), (1, 1))(y))
     return Graph((x,), (ops.Softmax(1)(ops.MatMul()(pooled, _weights(rng, 40, 10))),))
@@ -123,9 +123,9 @@ def arrays_of(graph: Graph) -> list[np.ndarray]:
     return [rng.standard_normal([int(str(d)) for d in x.type.shape], np.float32) for x in graph.inputs]
 
 
-def program_in(folder: Path, graph: Graph, asked: str, suffix: str) -> Program:
+def program_in(folder: Path, graph: Graph, target: str, suffix: str) -> Program:
     """Write the library, the program `main.c`, its input and, from Python's runtime, its expected output."""
-    program = build_program(graph, features_of(asked), 1)
+    program = build_program(graph, features_of(target), 1)
     (x,) = arrays_of(graph)
     (y,) = CompiledModel(program, threads=1).run([x])
     export(program, folder / f"net{suffix}")
@@ -141,8 +141,8 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def linked(folder: Path, suffix: str) -> None:
     libraries = ["-L.", "-l:net.so", "-Wl,-rpath,$ORIGIN"] if suffix == ".so" else [f"net{suffix}"]
-    made = run(folder, "gcc", *WARNINGS, "-std=c11", "-O1", "main.c", *libraries, "-o", "main", "-lpthread")
-    assert made.returncode == 0 and not made.stderr, made.stderr
+    process = run(folder, "gcc", *WARNINGS, "-std=c11", "-O1", "main.c", *libraries, "-o", "main", "-lpthread")
+    assert process.returncode == 0 and not process.stderr, process.stderr
 
 
 @needs_gcc
@@ -161,8 +161,8 @@ def test_a_loaded_artifact_becomes_a_library(tmp_path: Path) -> None:
     CompiledModel(build_program(graph, HOST, 2), threads=2).save(tmp_path / "m.ingot")
     model, arrays = ingot.load(tmp_path / "m.ingot", threads=2), arrays_of(graph)
     model.save(tmp_path / "m.so")
-    made = run(tmp_path, sys.executable, "-m", "ingot", "compile", "m.ingot", "-o", "other.so")
-    assert made.returncode == 0, made.stderr
+    process = run(tmp_path, sys.executable, "-m", "ingot", "compile", "m.ingot", "-o", "other.so")
+    assert process.returncode == 0, process.stderr
     (want,) = model.run(arrays)
     for name in ("m", "other"):
         library, got = ctypes.CDLL(str(tmp_path / f"{name}.so")), np.zeros_like(want)
@@ -191,9 +191,9 @@ def readelf(path: Path, *options: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("asked", ("cpu:x86-64-v3", "cpu:aarch64"))
-def test_segments_are_not_writable_and_executable_at_once_and_nothing_is_relocated(asked: str, tmp_path: Path) -> None:
-    program = build_program(residual_network(), features_of(asked), 1)
+@pytest.mark.parametrize("target", ("cpu:x86-64-v3", "cpu:aarch64"))
+def test_segments_are_not_writable_and_executable_at_once_and_nothing_is_relocated(target: str, tmp_path: Path) -> None:
+    program = build_program(residual_network(), features_of(target), 1)
     export(program, tmp_path / "net.so")
     segments = readelf(tmp_path / "net.so", "--segments")
     rows = [line.split() for line in segments.splitlines() if line.split()[:1] == ["LOAD"]]
@@ -212,7 +212,7 @@ def test_segments_are_not_writable_and_executable_at_once_and_nothing_is_relocat
     for suffix in (".o", ".a"):
         export(program, tmp_path / f"net{suffix}")
         relocations = readelf(tmp_path / f"net{suffix}", "--relocs")
-        assert relocations.count("PC64" if "x86" in asked else "PREL64") == 2
+        assert relocations.count("PC64" if "x86" in target else "PREL64") == 2
 
 
 # prints what a run returns, and its output's bytes
@@ -237,18 +237,18 @@ FOREIGN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", FOREIGN)
-def test_other_machines_run_it_and_those_without_its_instructions_say_so(asked: str, tmp_path: Path) -> None:
-    compiler, emulator, able, unable = FOREIGN[asked]
+@pytest.mark.parametrize("target", FOREIGN)
+def test_other_machines_run_it_and_those_without_its_instructions_say_so(target: str, tmp_path: Path) -> None:
+    compiler, emulator, able, unable = FOREIGN[target]
     if missing := [tool for tool in (compiler, emulator) if shutil.which(tool) is None]:
         pytest.skip(f"no {missing[0]}")
     graph = residual_network()
     (x,), (y,) = arrays_of(graph), interpret(graph, arrays_of(graph))
-    export(build_program(graph, features_of(asked), 1), tmp_path / "net.a")
+    export(build_program(graph, features_of(target), 1), tmp_path / "net.a")
     x.tofile(tmp_path / "net.in")
     (tmp_path / "main.c").write_text(SIMPLE % (x.size, y.size))
-    made = run(tmp_path, compiler, *WARNINGS, "main.c", "net.a", "-static", "-o", "main")
-    assert made.returncode == 0 and not made.stderr, made.stderr
+    process = run(tmp_path, compiler, *WARNINGS, "main.c", "net.a", "-static", "-o", "main")
+    assert process.returncode == 0 and not process.stderr, process.stderr
     done = subprocess.run([emulator, "-cpu", able, "./main"], cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.frombuffer(done.stdout, np.float32).reshape(y.shape), y, rtol=2e-5, atol=1e-7)
@@ -275,21 +275,21 @@ def test_state_in_memory_of_the_caller_and_of_the_library(tmp_path: Path) -> Non
     (line,) = (s for s in (tmp_path / "net.h").read_text().splitlines() if "#define NET_STATE_BYTES" in s)
     memory = np.zeros(1 << 14, np.uint8)
     at = memory.ctypes.data + -memory.ctypes.data % 64
-    arena, held = ctypes.c_void_p(at), ctypes.c_void_p(at + (1 << 13))
+    arena, state = ctypes.c_void_p(at), ctypes.c_void_p(at + (1 << 13))
     assert int(line.split()[-1]) < 1 << 13
     model, rng = CompiledModel(program, threads=1), np.random.default_rng(0)
-    assert library.net_reset(held) == 0 and library.net_reset(ctypes.c_void_p(at + 8)) == 2
+    assert library.net_reset(state) == 0 and library.net_reset(ctypes.c_void_p(at + 8)) == 2
     value, y = np.empty((3, 5), np.float32), np.zeros((3, 5), np.float32)
     pointers: Sequence[ctypes.c_void_p] = [ctypes.c_void_p(a.ctypes.data) for a in (value, y)]
-    for turn in range(6):
-        if turn == 3:
-            assert library.net_reset(held) == 0 and library.net_reset(None) == 0
+    for step in range(6):
+        if step == 3:
+            assert library.net_reset(state) == 0 and library.net_reset(None) == 0
             model.set_state({"total": first, "frames": np.zeros((3, 5), np.float32)})
         value[:] = rng.standard_normal((3, 5), np.float32)
         expected = model(value.copy())
-        for function, own in ((library.net_run, ()), (library.net_run_in, (arena, held))):
+        for function, arguments in ((library.net_run, ()), (library.net_run_in, (arena, state))):
             y.fill(0)
-            assert function(*own, *pointers) == 0
+            assert function(*arguments, *pointers) == 0
             np.testing.assert_array_equal(y, expected)
     assert library.net_run_in(arena, None, *pointers) == 1
 
@@ -311,8 +311,8 @@ def test_loops_and_branches(tmp_path: Path) -> None:
     model.save(tmp_path / "m.so")
     library = ctypes.CDLL(str(tmp_path / "m.so"))
     x, y = np.linspace(-1, 1, 4, dtype=np.float32), np.zeros(4, np.float32)
-    for turns in (0, 1, 7):
-        n = np.asarray(turns, np.int64)
+    for trip_count in (0, 1, 7):
+        n = np.asarray(trip_count, np.int64)
         assert library.m_run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, n, y))) == 0
         np.testing.assert_array_equal(y, model(x, n))
 

@@ -23,10 +23,10 @@ class Alarm(Exception):
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """When a handler ran that does not raise, of a signal each 10 ms."""
     monkeypatch.setattr(run_context, "SLICE_SECONDS", 0.002)
-    seen: list[float] = []
-    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(time.monotonic()))
+    times: list[float] = []
+    before = signal.signal(signal.SIGALRM, lambda *_: times.append(time.monotonic()))
     signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
-    yield seen
+    yield times
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 

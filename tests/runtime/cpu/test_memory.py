@@ -89,12 +89,12 @@ def test_memory_of_results_comes_back_when_the_last_view_is_gone():
 
 def test_memory_of_results_is_bounded():
     results = Results(2)
-    held = [results.take(4096) for _ in range(5)]
-    places = {a.ctypes.data for a in held}
-    del held
-    again = [results.take(4096) for _ in range(2)]
-    assert {a.ctypes.data for a in again} <= places
-    del again
+    buffers = [results.take(4096) for _ in range(5)]
+    places = {a.ctypes.data for a in buffers}
+    del buffers
+    reused = [results.take(4096) for _ in range(2)]
+    assert {a.ctypes.data for a in reused} <= places
+    del reused
     small = results.take(100)  # another size: what is spare goes
     assert small.nbytes == 100 and results._free_regions == []
 

@@ -74,11 +74,11 @@ def test_no_wake_up_is_lost_when_everyone_sleeps_at_once(spin: float, monkeypatc
     assert settle(0) == 0
 
 
-@pytest.mark.parametrize("turn", [1e-6, 2e-3])
+@pytest.mark.parametrize("seconds", [1e-6, 2e-3])
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 8])
-def test_every_chunk_runs_once(threads: int, turn: float, monkeypatch: pytest.MonkeyPatch):
+def test_every_chunk_runs_once(threads: int, seconds: float, monkeypatch: pytest.MonkeyPatch):
     """Fewer chunks than threads, as many, a few more; ranges that others help with; cores given up at every chunk."""
-    monkeypatch.setattr(pool, "turn_seconds", lambda: turn)
+    monkeypatch.setattr(pool, "turn_seconds", lambda: seconds)
     for chunks in range(1, 2 * threads + 2):
         for rounds in (1, 3):
             model = CompiledModel(models.counting(chunks, rounds, 20), threads=threads)
@@ -114,7 +114,7 @@ def test_many_callers_many_models():
 
 
 def test_fork_makes_new_workers_in_the_child():
-    out = run("""
+    stdout = run("""
 model = CompiledModel(models.static(), threads=3)
 assert np.array_equal(model(x), want)
 stop = False
@@ -138,7 +138,7 @@ for t in threads: t.join()
 assert np.array_equal(model(x), want)
 print("fine")
 """)
-    assert out == "fine\n"
+    assert stdout == "fine\n"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_interpreter_exits_cleanly(ending: str):
 
 
 def test_signals_reach_python_and_break_nothing():
-    out = run("""
+    stdout = run("""
 import signal
 seen = []
 signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
@@ -172,27 +172,27 @@ while time.time() < end:
 signal.setitimer(signal.ITIMER_REAL, 0)
 print(len(seen) > 100)
 """)
-    assert out == "True\n"
+    assert stdout == "True\n"
 
 
 def test_without_permission_for_threads_the_caller_works_alone():
-    out = run("""
+    stdout = run("""
 program, before = models.static(), threading.active_count()
 def refuse(self): raise RuntimeError("can't start new thread")
 threading.Thread.start = refuse
 model = CompiledModel(program, threads=4)
 print(np.array_equal(model(x), want), threading.active_count() - before)
 """)
-    assert out == "True 0\n"
+    assert stdout == "True 0\n"
 
 
 def test_more_threads_than_cores():
-    out = run("""
+    stdout = run("""
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 models = [CompiledModel(models.static(), threads=n) for n in (2, 3, 8)]
 print(all(np.array_equal(model(x), want) for _ in range(100) for model in models))
 """)
-    assert out == "True\n"
+    assert stdout == "True\n"
 
 
 def test_thread_count(monkeypatch: pytest.MonkeyPatch):

@@ -21,12 +21,12 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "available_cores", lambda: 4)
 
 
-@pytest.mark.parametrize(("threads", "most"), [(1, 4), (2, 2), (3, 1), (8, 1)])
+@pytest.mark.parametrize(("threads", "limit"), [(1, 4), (2, 2), (3, 1), (8, 1)])
 @pytest.mark.usefixtures("four_cores")
-def test_as_many_contexts_as_there_are_cores_for(threads: int, most: int):
+def test_as_many_contexts_as_there_are_cores_for(threads: int, limit: int):
     model = CompiledModel(models.static(), threads=threads)
-    taken = [loaded(model).claim() for _ in range(most)]
-    assert len(set(map(id, taken))) == len({context.pool.workspace.arena.address for context in taken}) == most
+    contexts = [loaded(model).claim() for _ in range(limit)]
+    assert len(set(map(id, contexts))) == len({context.pool.workspace.arena.address for context in contexts}) == limit
     done = threading.Event()
 
     def call() -> None:
@@ -36,10 +36,10 @@ def test_as_many_contexts_as_there_are_cores_for(threads: int, most: int):
     waiting = threading.Thread(target=call)
     waiting.start()
     assert not done.wait(0.05)
-    for mine in taken:
+    for mine in contexts:
         mine.release()
     waiting.join()
-    assert done.is_set() and len(loaded(model)._contexts) == most
+    assert done.is_set() and len(loaded(model)._contexts) == limit
 
 
 @pytest.mark.usefixtures("four_cores")
@@ -85,10 +85,10 @@ def test_a_call_that_there_is_no_memory_for_leaves_the_others_theirs():
         for _ in range(2):
             y, _ = model(X, X)  # type: ignore[misc]
             assert np.array_equal(y, want)
-            (own,) = loaded(model)._contexts
+            (context,) = loaded(model)._contexts
             with pytest.raises(IngotError, match="out of memory"):
                 model(large, large)
-            assert own.current is None
+            assert context.current is None
     y, _ = model(X, X)  # type: ignore[misc]
     assert np.array_equal(y, want)
 
@@ -115,7 +115,7 @@ def test_callers_of_one_model_at_many_sizes(threads: int):
 
 
 def test_contexts_in_the_child_of_a_fork():
-    out = run("""
+    stdout = run("""
 from ingot.runtime.cpu import device
 device.available_cores = lambda: 4
 model = CompiledModel(models.static(), threads=2)
@@ -133,4 +133,4 @@ _, status = os.waitpid(child, 0)
 assert status == 0, status
 print("fine")
 """)
-    assert out == "fine\n"
+    assert stdout == "fine\n"

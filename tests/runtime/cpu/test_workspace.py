@@ -30,13 +30,13 @@ def images(halo: str, fill: int = 0, nbytes: int = 64) -> Images:
 
 
 def layout(plain: int, *groups: tuple[Images, int]) -> Layout:
-    made = Layout.__new__(Layout)
-    made.plain_bytes, made.images = plain, []
+    workspace = Layout.__new__(Layout)
+    workspace.plain_bytes, workspace.images = plain, []
     at = plain
     for geometry, nbytes in groups:
-        made.images.append((geometry, at, nbytes))
+        workspace.images.append((geometry, at, nbytes))
         at += nbytes
-    return made
+    return workspace
 
 
 def content(space: Workspace, geometry: Images, nbytes: int = 64) -> bytes:
@@ -147,9 +147,9 @@ def windows(seed: int, channels: int) -> Graph:
     """Two convolutions with borders, of images of any size, in whole numbers."""
     rng = np.random.default_rng(seed)
     y = x = arg("x", 1, symbol("h"), symbol("w"), channels)
-    same = ops.Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), "NHWC", "HWIO", "NHWC")
+    convolution = ops.Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), "NHWC", "HWIO", "NHWC")
     for _ in range(2):
-        y = same(y, const(rng.integers(-2, 3, (3, 3, channels, channels)).astype(np.float32)))
+        y = convolution(y, const(rng.integers(-2, 3, (3, 3, channels, channels)).astype(np.float32)))
     return Graph((x,), (y,))
 
 
@@ -175,15 +175,15 @@ def test_what_a_model_needed_that_goes_during_a_run_of_another_goes_behind_it():
 def test_models_in_turns_at_many_sizes():
     """Two of one geometry, one of another; the last of all begins when the first is gone."""
     graphs = [windows(0, 8), windows(1, 8), windows(2, 6), windows(3, 8)]
-    turns = [CompiledModel(build_program(g, host_features(), 2), threads=2) for g in graphs]
-    space = workspace_of(turns[0])
+    compiled_models = [CompiledModel(build_program(g, host_features(), 2), threads=2) for g in graphs]
+    space = workspace_of(compiled_models[0])
     rng = np.random.default_rng(4)
-    for turn in range(60):
-        if turn == 40:
-            turns[0] = turns[3]
+    for step in range(60):
+        if step == 40:
+            compiled_models[0] = compiled_models[3]
         which, (h, w) = int(rng.integers(3)), rng.choice([5, 8, 13], 2)
         x = rng.integers(-3, 4, (1, h, w, graphs[which].inputs[0].shape[3])).astype(np.float32)
-        graph = graphs[3 if which == 0 and turn >= 40 else which]
+        graph = graphs[3 if which == 0 and step >= 40 else which]
         (want,) = interpret(graph, [x])  # whole numbers, which Winograd's algorithm rounds
-        np.testing.assert_allclose(turns[which](x), want, rtol=0, atol=1e-2)
+        np.testing.assert_allclose(compiled_models[which](x), want, rtol=0, atol=1e-2)
     assert any(layout.images for layout in space._users.values())

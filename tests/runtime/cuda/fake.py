@@ -29,11 +29,11 @@ class Node:
 
 @dataclass
 class Executable:
-    """values: of its own nodes' parameters, which updates change. off: nodes that are passed over."""
+    """values: of its own nodes' parameters, which updates change. disabled: nodes that are skipped."""
 
     graph: int
     values: dict[int, list[int]]
-    off: set[int] = field(default_factory=set)
+    disabled: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class FakeDriver:
         self._conditions: dict[int, int] = {}  # the graph of each
         self._flags: dict[int, int] = {}  # by conditions, where a kernel told them
 
-    def _hold(self, kind: str, handle: int) -> int:
+    def _add_handle(self, kind: str, handle: int) -> int:
         self.live.add((kind, handle))
         return handle
 
@@ -93,7 +93,7 @@ class FakeDriver:
         block = (ctypes.c_uint8 * (max(nbytes, 1) + 64))()
         address = -(-ctypes.addressof(block) // 64) * 64
         self._blocks[address] = block
-        self._hold("memory", address)
+        self._add_handle("memory", address)
         return address
 
     def free(self, address: int) -> None:
@@ -139,7 +139,7 @@ class FakeDriver:
         return stream in self.capturing
 
     def event(self, *, timed: bool = False) -> int:
-        return self._hold("event", next(self._numbers))
+        return self._add_handle("event", next(self._numbers))
 
     def drop_event(self, event: int) -> None:
         self._drop("event", event)
@@ -154,7 +154,7 @@ class FakeDriver:
         return self._happened[end] - self._happened[begin]
 
     def stream(self, *, urgent: bool = False) -> int:
-        return self._hold("stream", next(self._numbers))
+        return self._add_handle("stream", next(self._numbers))
 
     def drop_stream(self, stream: int) -> None:
         self._drop("stream", stream)
@@ -166,7 +166,7 @@ class FakeDriver:
         self.log.append(("synchronize",))
 
     def load(self, cubin: bytes) -> int:
-        return self._hold("module", next(self._numbers))
+        return self._add_handle("module", next(self._numbers))
 
     def unload(self, module: int) -> None:
         self._drop("module", module)
@@ -177,7 +177,7 @@ class FakeDriver:
         return handle
 
     def graph(self) -> int:
-        handle = self._hold("graph", next(self._numbers))
+        handle = self._add_handle("graph", next(self._numbers))
         self._graphs[handle] = []
         return handle
 
@@ -211,33 +211,33 @@ class FakeDriver:
         """All conditions have a node, and no body is run without it."""
         within = self._within(graph)
         used = [self.conditionals[n].condition for n in within if n in self.conditionals]
-        made = [c for c, own in self._conditions.items() if own == graph or own in self._bodies(within)]
-        assert sorted(used) == sorted(made), "a condition without a node"
+        conditions = [c for c, owner in self._conditions.items() if owner == graph or owner in self._bodies(within)]
+        assert sorted(used) == sorted(conditions), "a condition without a node"
         assert ("graph", graph) in self.live, "a body by itself"
         others = [e for e in self._executables.values() if e.graph == graph]
         assert not (used and others), "two copies of a graph with conditional nodes"
         handle = next(self._numbers)
         self._executables[handle] = Executable(graph, {n: self.nodes[n].values for n in within if n in self.nodes})
-        return self._hold("executable", handle)
+        return self._add_handle("executable", handle)
 
     def _bodies(self, nodes: list[int]) -> list[int]:
         return [body for n in nodes if n in self.conditionals for body in self.conditionals[n].bodies]
 
     def _within(self, graph: int) -> list[int]:
         """The nodes of a graph and of the bodies in it."""
-        own = self._graphs[graph]
-        return [*own, *(n for body in self._bodies(own) for n in self._within(body))]
+        nodes = self._graphs[graph]
+        return [*nodes, *(n for body in self._bodies(nodes) for n in self._within(body))]
 
     def update(self, executable: int, node: int, params: KernelParams) -> None:
         assert node in self._executables[executable].values
         self._executables[executable].values[node] = self._read(params)
         self.log.append(("update",))
 
-    def enable(self, executable: int, node: int, wanted: bool) -> None:
-        own = self._executables[executable]
-        assert node in self._graphs[own.graph], "a node inside of a conditional one"
-        own.off = own.off - {node} if wanted else own.off | {node}
-        self.log.append(("enable", wanted))
+    def enable(self, executable: int, node: int, is_enabled: bool) -> None:
+        executable_ = self._executables[executable]
+        assert node in self._graphs[executable_.graph], "a node inside of a conditional one"
+        executable_.disabled = executable_.disabled - {node} if is_enabled else executable_.disabled | {node}
+        self.log.append(("enable", is_enabled))
 
     def add_event(self, graph: int, before: list[int], event: int) -> int:
         handle = next(self._numbers)
@@ -248,7 +248,7 @@ class FakeDriver:
 
     def captured(self, stream: int, begin: Callable[[], None]) -> int:
         """What is begun meanwhile appends to `capture` what it would do."""
-        handle = self._hold("graph", next(self._numbers))
+        handle = self._add_handle("graph", next(self._numbers))
         self.capture = []
         begin()
         self._captured[handle], self.capture = self.capture, None
@@ -283,13 +283,13 @@ class FakeDriver:
 
     def launch(self, executable: int, stream: int) -> None:
         """A kernel takes as many seconds as it has blocks, an event half of one."""
-        own = self._executables[executable]
-        self._launch(own.graph, own)
+        executable_ = self._executables[executable]
+        self._launch(executable_.graph, executable_)
 
-    def _launch(self, graph: int, own: Executable) -> None:
+    def _launch(self, graph: int, executable_: Executable) -> None:
         for node in self._graphs[graph]:
             if node in self.conditionals:
-                self._branch(self.conditionals[node], own)
+                self._branch(self.conditionals[node], executable_)
             elif node in self._inner:
                 for act in self._inner[node]:
                     act()
@@ -297,16 +297,16 @@ class FakeDriver:
             elif node in self._events:
                 self._now += 0.5
                 self._happened[self._events[node]] = self._now
-            elif node not in own.off:
-                self._run(self.nodes[node].params, own.values[node])
+            elif node not in executable_.disabled:
+                self._run(self.nodes[node].params, executable_.values[node])
 
-    def _branch(self, node: Conditional, own: Executable) -> None:
+    def _branch(self, node: Conditional, executable_: Executable) -> None:
         flag = self._flags.pop(node.condition)  # KeyError: nobody told it
         if not node.loop:
             for body in node.bodies[:1] if flag else node.bodies[1:]:
-                self._launch(body, own)
+                self._launch(body, executable_)
         while node.loop and flag:
-            self._launch(node.bodies[0], own)
+            self._launch(node.bodies[0], executable_)
             flag = self._flags.pop(node.condition)
 
     def launch_kernel(self, params: KernelParams, stream: int) -> None:
@@ -345,9 +345,9 @@ class FakeDriver:
         assert all(e.graph != graph for e in self._executables.values()), "a copy that is kept"
         self._drop("graph", graph)
         within = self._within(graph)
-        for gone in (graph, *self._bodies(within)):
-            del self._graphs[gone]
-            self._conditions = {c: own for c, own in self._conditions.items() if own != gone}
+        for graph_id in (graph, *self._bodies(within)):
+            del self._graphs[graph_id]
+            self._conditions = {c: owner for c, owner in self._conditions.items() if owner != graph_id}
         for node in within:
             self.conditionals.pop(node, None)
 

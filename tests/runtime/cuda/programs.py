@@ -141,12 +141,12 @@ def first_of_positive() -> Program:
     )
     base = program((), (X, Y))
     buffers = tuple(replace(b, device="cuda") for b in (X, Y, size, table, flag, temp))
-    made = replace(
+    counting_program = replace(
         base, buffers=buffers, steps=tuple(replace(s, device="cuda") for s in steps),
         sizes=(Size("$p", 0, 6),), outputs=(TensorSpec("y", "f32", (result,)),),
     )  # fmt: skip
-    made.check()
-    return made
+    counting_program.check()
+    return counting_program
 
 
 def counting(copied: str) -> Program:
@@ -165,7 +165,7 @@ def counting(copied: str) -> Program:
     return result
 
 
-def counted(turns: Expr) -> Program:
+def nested_loops(trip_count: Expr) -> Program:
     """y = 2 x; for i in range(turns): for j in range(2): y = 2 y"""
     flag = Buffer(2, "arena", 1, 0, 8)
     dims, chunks = (("n",),), ("n",)
@@ -173,7 +173,7 @@ def counted(turns: Expr) -> Program:
     steps = (
         Step("double", ((0, 0), (1, 0)), dims, chunks, "start"),
         Step("less", ((1, 0), (2, 0)), (), 1, "outer condition"),
-        Step("", ((2, 0),), (turns,), label="jump", target=8),
+        Step("", ((2, 0),), (trip_count,), label="jump", target=8),
         Step("less", ((1, 0), (2, 0)), (), 1, "inner condition"),
         Step("", ((2, 0),), (2,), label="jump", target=7),
         double,

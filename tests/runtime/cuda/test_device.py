@@ -30,9 +30,9 @@ from tests.runtime.cuda.programs import (
     branches,
     branching,
     code,
-    counted,
     counting,
     first_of_positive,
+    nested_loops,
     twice,
     twice_of_halo,
     until_100,
@@ -94,20 +94,20 @@ def test_a_call_like_the_last_one_is_a_launch_alone(fake: FakeDriver, monkeypatc
     loaded, places = Loaded(twice()), [fake.allocate(16) for _ in range(3)]
     context = loaded.claim()
     instance = context.bind(((4,),))
-    seen: list[str] = []
-    monkeypatch.setattr(fake, "record", lambda event, stream: seen.append("event"))
+    events: list[str] = []
+    monkeypatch.setattr(fake, "record", lambda event, stream: events.append("event"))
     for name in ("update", "launch"):
-        monkeypatch.setattr(fake, name, lambda *args, name=name: seen.append(name))
+        monkeypatch.setattr(fake, name, lambda *args, name=name: events.append(name))
     through = context._through
-    monkeypatch.setattr(context, "_through", lambda *args: (seen.append("all"), through(*args))[1])
+    monkeypatch.setattr(context, "_through", lambda *args: (events.append("all"), through(*args))[1])
     for pointers in (places[:2], places[:2], [places[0], places[2]], [places[0], places[2]]):
         context.run(instance, pointers, BOTH)
-    assert seen == ["all", "launch", "launch", "update", "launch", "launch"], "a node moves with its result"
-    seen.clear()
+    assert events == ["all", "launch", "launch", "update", "launch", "launch"], "a node moves with its result"
+    events.clear()
     context.run(context.bind(((3,),)), places[:2], BOTH)
     context.run(instance, places[:2], BOTH)
     context.run(instance, [places[0], places[2] + 4], BOTH)
-    assert seen == ["all", "launch", "all", "launch", "all", "update", "launch"], "other sizes, no address"
+    assert events == ["all", "launch", "all", "launch", "all", "update", "launch"], "other sizes, no address"
 
 
 def test_results_that_take_turns_have_a_graph_each(fake: FakeDriver) -> None:
@@ -139,27 +139,27 @@ def test_results_that_take_turns_have_a_graph_each(fake: FakeDriver) -> None:
 
 
 def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None:
-    made = twice()
+    program = twice()
     kernels = {"double": KernelCode("double", b"cubin", 128, 0, 3, (1,), awaits=True)}
-    loaded = Loaded(replace(made, code={"cuda": pack(H100, {"sm_90a": kernels, "sm_80": kernels})}))
+    loaded = Loaded(replace(program, code={"cuda": pack(H100, {"sm_90a": kernels, "sm_80": kernels})}))
     run(loaded, np.arange(4, dtype=np.float32))
     assert [node.awaits for _, node in sorted(fake.nodes.items())] == [True, True]
     fake.nodes.clear()
     plain = {"double": KernelCode("double", b"cubin", 128, 0, 3, (1,))}
-    both = replace(made, code={"cuda": pack(H100, {"sm_90a": plain, "sm_80": plain})})
-    run(Loaded(both), np.array([1, 2], np.float32))
+    two_variants = replace(program, code={"cuda": pack(H100, {"sm_90a": plain, "sm_80": plain})})
+    run(Loaded(two_variants), np.array([1, 2], np.float32))
     assert not any(node.awaits for node in fake.nodes.values())
 
 
 def test_matrices_are_told_by_maps_that_move_with_their_memory(fake: FakeDriver) -> None:
-    made, places = twice(), [fake.allocate(32) for _ in range(3)]
+    program, places = twice(), [fake.allocate(32) for _ in range(3)]
     # from the second element on: 4 bytes
     matrix = MatrixCode(0, 6, rows=2, columns=2, stride=16, offset=4, box_rows=1, box_columns=2, swizzle=0)
     kernels = {"matrix": KernelCode("matrix", b"cubin", 128, 0, 3, (1,), matrices=(matrix,))}
-    steps = (replace(made.steps[0], kernel="matrix", args=((0, 0), (1, 0))),)
+    steps = (replace(program.steps[0], kernel="matrix", args=((0, 0), (1, 0))),)
     packed = pack(H100, {"sm_90a": kernels, "sm_80": kernels})
     assert unpack(packed, "sm_90a") == kernels
-    loaded = Loaded(replace(made, steps=steps, code={"cuda": packed}))
+    loaded = Loaded(replace(program, steps=steps, code={"cuda": packed}))
     context = loaded.claim()
     x = np.arange(8, dtype=np.float32)
     for source, target in ((0, 1), (2, 1), (2, 0)):
@@ -227,11 +227,11 @@ def test_capture_adds_nodes_in_memory_of_the_callers_graph(fake: FakeDriver, mon
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     scratch: list[Scratch] = []  # of the caller's pool
 
-    def taken(nbytes: int) -> Scratch:
+    def allocate(nbytes: int) -> Scratch:
         scratch.append(Scratch(fake, nbytes))
         return scratch[-1]
 
-    monkeypatch.setattr(contexts, "_scratch", taken)
+    monkeypatch.setattr(contexts, "_scratch", allocate)
     loaded, x = Loaded(branches()), np.arange(4, dtype=np.float32)
     places = [fake.allocate(16), fake.allocate(32) + 4]
     context = loaded.claim()
@@ -239,11 +239,11 @@ def test_capture_adds_nodes_in_memory_of_the_callers_graph(fake: FakeDriver, mon
     fake.capturing.add(7)
     fake.log.clear()
     fake.copy(places[0], places[0], 16, 7)  # the caller's
-    (_, first), known = fake.captured_graph(7), {*fake.nodes}
+    (_, first), nodes_before = fake.captured_graph(7), {*fake.nodes}
     context.run(instance, places, BOTH)
     fake.copy(places[1], places[1], 16, 7)
     assert not fake.log and {kind for kind, _ in fake.live - before} == {"memory"} and len(scratch) == 1
-    a, b, c, d = sorted(fake.nodes.keys() - known)
+    a, b, c, d = sorted(fake.nodes.keys() - nodes_before)
     assert [fake.nodes[n].before for n in (a, b, c, d)] == [tuple(first), tuple(first), (a,), (b,)]
     assert [fake.nodes[n].awaits for n in (a, b, c, d)] == [False, False, True, True]
     for shift in (0, 3):
@@ -284,7 +284,10 @@ def test_loops_are_captured_unless_the_host_decides(fake: FakeDriver, monkeypatc
 def test_models_on_one_stream_share_an_arena_and_halos(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Halos of one geometry are filled once. What grows moves, and the graphs with it; the last model frees it."""
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
-    models, places = [Loaded(made()) for made in (twice, twice, twice_of_halo, twice_of_halo)], [fake.allocate(512)]
+    models, places = (
+        [Loaded(make_program()) for make_program in (twice, twice, twice_of_halo, twice_of_halo)],
+        [fake.allocate(512)],
+    )
     places.append(fake.allocate(512))
     before = len(fake.live)
     contexts_of = [model.claim() for model in models]
@@ -295,9 +298,9 @@ def test_models_on_one_stream_share_an_arena_and_halos(fake: FakeDriver, monkeyp
             want = 4 * np.arange(count) if number < 2 else np.full(count, 2 * HALO)
             np.testing.assert_allclose(values(places[1], count), want, rtol=1e-6)
     assert [entry for entry in fake.log if entry[0] == "fill"] == [("fill", 0x3F, 64), ("fill", 0x3F, 448)]
-    own = len(fake.live) - before
+    allocation_count = len(fake.live) - before
     assert sum(kind == "memory" for kind, _ in fake.live) == 2 + 4 + 3, "arguments, weights, an arena and two halos"
-    assert own > 3 and [*fake.workspaces] == [7]
+    assert allocation_count > 3 and [*fake.workspaces] == [7]
     del models, contexts_of
     gc.collect()
     assert {kind for kind, _ in fake.live} == {"memory"} and len(fake.live) == 2 and not fake.workspaces
@@ -307,14 +310,14 @@ def test_results_elsewhere_move_the_nodes_that_write_them(fake: FakeDriver, monk
     """A call at addresses that were used before is a launch; the arena stays where it is."""
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     loaded, x, results = Loaded(twice()), fake.allocate(16), [fake.allocate(16) for _ in range(2)]
-    context, seen = loaded.claim(), list[int]()
-    for number, turn in enumerate([0, 0, 1, 0, 1, 1]):
+    context, addresses = loaded.claim(), list[int]()
+    for number, choice in enumerate([0, 0, 1, 0, 1, 1]):
         values(x)[:] = number
         fake.log.clear()
-        context.run(context.bind(((4,),)), [x, results[turn]], BOTH)
-        np.testing.assert_array_equal(values(results[turn]), np.full(4, 4 * number))
-        seen.append(sum(entry == ("update",) for entry in fake.log))
-    assert seen == [0, 0, 1, 0, 0, 0], "the second copy is made for places that come again"
+        context.run(context.bind(((4,),)), [x, results[choice]], BOTH)
+        np.testing.assert_array_equal(values(results[choice]), np.full(4, 4 * number))
+        addresses.append(sum(entry == ("update",) for entry in fake.log))
+    assert addresses == [0, 0, 1, 0, 0, 0], "the second copy is made for places that come again"
 
 
 def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
@@ -337,8 +340,10 @@ def test_times_of_steps_are_those_between_events(fake: FakeDriver) -> None:
 BRANCHES = [([3, 1], [384, 128]), ([60, 1], [240, 4]), ([30, 40], [120, 160]), ([100, 7], [400, 28])]
 
 
-@pytest.mark.parametrize(("version", "made", "held"), [(12080, 1, 3), (12040, 3, 2), (12030, 7, 0)])
-def test_loops_and_branches_are_conditional_nodes(fake: FakeDriver, version: int, made: int, held: int) -> None:
+@pytest.mark.parametrize(("version", "graph_count", "conditional_count"), [(12080, 1, 3), (12040, 3, 2), (12030, 7, 0)])
+def test_loops_and_branches_are_conditional_nodes(
+    fake: FakeDriver, version: int, graph_count: int, conditional_count: int
+) -> None:
     """Or several graphs, and the host reads the flags, where the driver knows none, or none with two bodies."""
     fake.version = version
     loaded = Loaded(branching())
@@ -346,8 +351,8 @@ def test_loops_and_branches_are_conditional_nodes(fake: FakeDriver, version: int
         fake.log.clear()
         np.testing.assert_array_equal(run(loaded, np.array(x, np.float32)), y)
         waits = sum(entry[0] == "to_host" for entry in fake.log)
-        assert waits == 1 if made == 1 else waits > 1, "the host reads the result alone"
-    assert (sum(kind == "graph" for kind, _ in fake.live), len(fake.conditionals)) == (made, held)
+        assert waits == 1 if graph_count == 1 else waits > 1, "the host reads the result alone"
+    assert (sum(kind == "graph" for kind, _ in fake.live), len(fake.conditionals)) == (graph_count, conditional_count)
     del loaded
     assert not fake.live and not fake.conditionals
 
@@ -379,9 +384,9 @@ def test_plans_tell_what_becomes_of_jumps() -> None:
 
 def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
     """Kernels behind them have as many chunks; those of none are passed over, and start nobody early."""
-    made = first_of_positive()
-    assert describe.graphs(made) == ["2 CUDA graphs", "  the host waits at step 2 for $p"]
-    loaded = Loaded(made)
+    program = first_of_positive()
+    assert describe.graphs(program) == ["2 CUDA graphs", "  the host waits at step 2 for $p"]
+    loaded = Loaded(program)
     context = loaded.claim()
     for x in ([1, -1, 2, 3, 4], [-1, -2, -3, -4, -5], [1, 2, 3, 4, 5], [1, 2, 3, 4, 5], [-9, 1, -9, -9, -9]):
         inputs = np.asarray(x, np.float32)
@@ -394,16 +399,16 @@ def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
         launched = [entry[2] for entry in fake.log if entry[:2] == ("launch", "double")]
         assert launched == [count] * (2 if count else 0)
     assert not any(node.awaits for node in fake.nodes.values())
-    many, y = np.ones(9, np.float32), np.zeros(6, np.float32)
+    long_input, y = np.ones(9, np.float32), np.zeros(6, np.float32)
     instance = context.bind(((9,),))
     fake.log.clear()
-    context.run(instance, [many.ctypes.data, y.ctypes.data])
+    context.run(instance, [long_input.ctypes.data, y.ctypes.data])
     assert [entry[1] for entry in fake.log if entry[0] == "launch"] == ["positive", "sizes"]
     with pytest.raises(InputError, match="0 to 6"):
         instance.actual_shapes()
     context.release()
     del context, instance
-    readings = np.zeros(len(made.steps) + 1, np.int64)
+    readings = np.zeros(len(program.steps) + 1, np.int64)
     loaded.set_profile(readings)
     run(loaded, np.array([1, 1, -1, 0, 0], np.float32))
     np.testing.assert_array_equal(np.diff(readings) / loaded.ticks_per_second, [1, 1, 0, 2, 2])
@@ -411,9 +416,9 @@ def test_sizes_that_steps_find_are_read_by_the_host(fake: FakeDriver) -> None:
 
 def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether they go on; a captured stream has them, too. With more kernels the host follows the flags."""
-    x, made = np.array([1, 2, 3], np.float32), counted(("n", 1, "-"))
-    assert describe.graphs(made)[0] == "1 CUDA graph" and "n - 1 turns" in describe.graphs(made)[1]
-    loaded = Loaded(made)
+    x, program = np.array([1, 2, 3], np.float32), nested_loops(("n", 1, "-"))
+    assert describe.graphs(program)[0] == "1 CUDA graph" and "n - 1 turns" in describe.graphs(program)[1]
+    loaded = Loaded(program)
     fake.log.clear()
     np.testing.assert_array_equal(run(loaded, x), 2 * 2**4 * x)
     launched = [entry[1] for entry in fake.log if entry[0] == "launch"]
@@ -438,7 +443,7 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
         runs, "MAX_UNROLLED_KERNELS", 5
     )  # the outer loop's six kernels are more, the inner one's two are not
     fake.capturing.clear()
-    capped, x = Loaded(made), np.array([1, 2, 3, 4], np.float32)
+    capped, x = Loaded(program), np.array([1, 2, 3, 4], np.float32)
     np.testing.assert_array_equal(run(capped, x), 2 * 4**3 * x)  # the flag is asked for: until 128
     assert len(fake.conditionals) == 1
 
@@ -447,33 +452,33 @@ def test_loops_of_known_turns_are_one_graph(fake: FakeDriver, monkeypatch: pytes
 def test_state_stays_on_the_gpu(fake: FakeDriver, copied: str) -> None:
     loaded, x = Loaded(counting(copied)), np.arange(5, dtype=np.float32)
     program = loaded._program
-    held = StateTensors(program.state, loaded.store)
-    for turn in range(3):
+    state = StateTensors(program.state, loaded.store)
+    for step in range(3):
         y, context = np.zeros_like(x), loaded.claim()
         fake.log.clear()
-        context.run(context.bind((x.shape, *held.shapes)), [x.ctypes.data, *held.pointers, y.ctypes.data])
-        moved = [entry[0] for entry in fake.log if entry[0] not in ("update", "allocate")]
-        assert moved == ["to_device", *["launch"] * 3, "to_host"]
-        held.exchange()
+        context.run(context.bind((x.shape, *state.shapes)), [x.ctypes.data, *state.pointers, y.ctypes.data])
+        operations = [entry[0] for entry in fake.log if entry[0] not in ("update", "allocate")]
+        assert operations == ["to_device", *["launch"] * 3, "to_host"]
+        state.exchange()
         context.release()
         del context
         np.testing.assert_array_equal(y, 4 * x)
-        np.testing.assert_array_equal(held.read()["s"], np.arange(1, 5) * 2.0 ** (turn + 1))
-    held.write({"s": np.zeros(4, np.float32)})
-    assert not held.read()["s"].any()
+        np.testing.assert_array_equal(state.read()["s"], np.arange(1, 5) * 2.0 ** (step + 1))
+    state.write({"s": np.zeros(4, np.float32)})
+    assert not state.read()["s"].any()
     assert "update" not in [entry[0] for entry in fake.log] or copied
     del loaded
     assert not fake.live
 
 
-@pytest.mark.parametrize("made", [twice, until_100])
-def test_all_is_given_back_with_the_model(fake: FakeDriver, made: Callable[[], Program]) -> None:
-    loaded = Loaded(made())
+@pytest.mark.parametrize("build_program", [twice, until_100])
+def test_all_is_given_back_with_the_model(fake: FakeDriver, build_program: Callable[[], Program]) -> None:
+    loaded = Loaded(build_program())
     for n in range(1, 2 * contexts.MAX_SHAPE_SETS):  # some graphs are dropped on the way
         run(loaded, np.ones(n, np.float32))
-    beside = [loaded.claim(), loaded.claim()]
-    while beside:
-        context = beside.pop()
+    extra_claims = [loaded.claim(), loaded.claim()]
+    while extra_claims:
+        context = extra_claims.pop()
         context.bind(((3,),))
         context.release()
     assert {kind for kind, _ in fake.live} == {"memory", "stream", "event", "module", "graph", "executable"}
@@ -524,9 +529,9 @@ def test_graphs_of_the_latest_sizes_are_kept(fake: FakeDriver) -> None:
         x = np.full(n, n, np.float32)
         np.testing.assert_array_equal(run(loaded, x), 4 * x)
         assert sum(kind == "executable" for kind, _ in fake.live) <= contexts.MAX_SHAPE_SETS
-    made = {*fake.live}
+    live_before = {*fake.live}
     run(loaded, np.ones(2, np.float32))
-    assert made == {*fake.live}
+    assert live_before == {*fake.live}
 
 
 @pytest.mark.parametrize("name", ["allocate", "to_device", "fill", "add_kernel", "instantiate", "launch", "to_host"])
@@ -606,14 +611,14 @@ def test_programs_for_other_gpus_are_refused(fake: FakeDriver, monkeypatch: pyte
 
 
 def test_records_of_kernels_stay_inside_the_blob() -> None:
-    made = code()
-    assert unpack(made, "sm_80")["double"].cubin == b"cubin"
-    assert len(made.symbols) == 2 * len(KERNELS)
-    for blob in (made.blob[:10], b"\xff" * len(made.blob)):
+    kernel_code = code()
+    assert unpack(kernel_code, "sm_80")["double"].cubin == b"cubin"
+    assert len(kernel_code.symbols) == 2 * len(KERNELS)
+    for blob in (kernel_code.blob[:10], b"\xff" * len(kernel_code.blob)):
         with pytest.raises(ArtifactError, match="kernel"):
-            unpack(replace(made, blob=blob), "sm_90a")
+            unpack(replace(kernel_code, blob=blob), "sm_90a")
     with pytest.raises(ArtifactError):
-        unpack(replace(made, symbols={"double": -1}), "sm_90a")
+        unpack(replace(kernel_code, symbols={"double": -1}), "sm_90a")
 
 
 def test_what_would_break_a_capture_is_refused(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,18 +652,18 @@ def test_a_captured_seed_is_written_by_each_replay(fake: FakeDriver, monkeypatch
 
 def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
     """As many calls as threads at one time, each with its own arena; afterwards they serve the next ones."""
-    loaded, together = Loaded(twice()), threading.Barrier(4)
+    loaded, barrier = Loaded(twice()), threading.Barrier(4)
     matches: dict[int, list[np.ndarray]] = {}
 
     def calls(number: int) -> None:
-        for turn in range(5):
+        for step in range(5):
             context = loaded.claim()
-            together.wait(10)
-            x, y = np.full(3, 10 * number + turn, np.float32), np.zeros(3, np.float32)
+            barrier.wait(10)
+            x, y = np.full(3, 10 * number + step, np.float32), np.zeros(3, np.float32)
             with lock:  # the fake driver runs one kernel at a time
                 context.run(context.bind(((3,),)), [x.ctypes.data, y.ctypes.data])
             context.release()
-            together.wait(10)
+            barrier.wait(10)
             matches.setdefault(number, []).append(y)
 
     lock = threading.Lock()
@@ -668,8 +673,8 @@ def test_threads_have_contexts_of_their_own(fake: FakeDriver) -> None:
     for thread in threads:
         thread.join(30)
     for number, results in matches.items():
-        for turn, y in enumerate(results):
-            np.testing.assert_array_equal(y, np.full(3, 4 * (10 * number + turn), np.float32))
+        for iteration, y in enumerate(results):
+            np.testing.assert_array_equal(y, np.full(3, 4 * (10 * number + iteration), np.float32))
     assert len(matches) == 4 == sum(kind == "stream" for kind, _ in fake.live)
 
 
@@ -680,15 +685,15 @@ def test_a_model_that_goes_while_a_stream_is_captured_waits_for_nothing(
     first, second, x = Loaded(twice()), Loaded(until_100()), np.ones(4, np.float32)
     run(first, x)
     run(second, x)
-    own = {*fake.live}
+    live_before = {*fake.live}
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     fake.capturing.add(7)
     fake.log.clear()
     del first
-    assert (fake.live, fake.log) == (own, [])
+    assert (fake.live, fake.log) == (live_before, [])
     fake.capturing.clear()
     third = Loaded(twice())
-    assert ("synchronize_all",) in fake.log and len(fake.live) < len(own)
+    assert ("synchronize_all",) in fake.log and len(fake.live) < len(live_before)
     fake.capturing.add(7)
     del second
     fake.capturing.clear()
@@ -703,16 +708,16 @@ def test_new_values_of_the_state_are_written_behind_the_last_call(
     """On the caller's stream, which the next call waits for, on that of the call before or another one; the host waits
     for neither."""
     loaded, places = Loaded(counting("")), [fake.allocate(16) for _ in range(2)]
-    held = StateTensors(loaded._program.state, loaded.store)
+    state = StateTensors(loaded._program.state, loaded.store)
     streams = iter([7, 8, 8, then])  # of a call; of a write, which asks twice; of a call
     monkeypatch.setattr(tensors, "current_stream", lambda: next(streams))
     context = loaded.claim()
-    instance = context.bind(((4,), *held.shapes))
-    pointers, resident = [places[0], *held.pointers, places[1]], [True] * 4
+    instance = context.bind(((4,), *state.shapes))
+    pointers, resident = [places[0], *state.pointers, places[1]], [True] * 4
     context.run(instance, pointers, resident)
     fake.log.clear()
-    held.write({"s": np.full(4, 3, np.float32)})
+    state.write({"s": np.full(4, 3, np.float32)})
     context.run(instance, pointers, resident)
     assert [e for e in fake.log if e[0] in ("wait", "synchronize", "synchronize_all")] == [("wait", 8), ("wait", then)]
     monkeypatch.setattr(tensors, "current_stream", lambda: then)
-    np.testing.assert_array_equal(held.read()["s"], np.full(4, 6))
+    np.testing.assert_array_equal(state.read()["s"], np.full(4, 6))

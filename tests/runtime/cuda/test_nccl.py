@@ -23,7 +23,7 @@ from ingot.support.errors import DeviceError
 from tests.runtime.cuda.fake import FakeDriver
 from tests.runtime.cuda.programs import BOTH, KERNELS, summed
 from tests.runtime.cuda.test_device import run
-from tests.runtime.cuda.test_streaming import COUNT, SIZES, X, chain, wanted
+from tests.runtime.cuda.test_streaming import COUNT, SIZES, X, chain, expected_sum
 
 
 class Function:
@@ -50,28 +50,28 @@ class FakeNccl:
         self.ncclGetErrorString = Function(lambda status: b"unhandled system error")
 
     def __getattr__(self, name: str) -> Function:
-        function = Function(lambda *args: self._asked(name, *args))
+        function = Function(lambda *args: self._call(name, *args))
         setattr(self, name, function)
         return function
 
-    def _asked(self, name: str, *args: Any) -> int:
+    def _call(self, name: str, *args: Any) -> int:
         if name == "ncclGetUniqueId":
             self.calls.append((name,))
             ctypes.memset(args[0]._obj.internal, 7, 128)
             return self.status
         if name == "ncclCommInitRank":
-            made, size, unique_id, index = args
+            communicator, size, unique_id, index = args
             self.calls.append((name, number(size), bytes(unique_id)[:2], number(index)))
-            made._obj.value = 4242
+            communicator._obj.value = 4242
             return self.status
         numbers = tuple(map(number, args))
         self.calls.append((name, *numbers))
         if name == "ncclAllReduce":
             source, target, count = numbers[:3]
-            self._do(lambda: ctypes.memmove(target, source, 4 * count))
+            self._run(lambda: ctypes.memmove(target, source, 4 * count))
         return self.status
 
-    def _do(self, act: Callable[[], object]) -> None:
+    def _run(self, act: Callable[[], object]) -> None:
         if self._driver.capture is None:
             act()
         else:
@@ -82,12 +82,12 @@ class FakeNccl:
 def fake(monkeypatch: pytest.MonkeyPatch) -> tuple[FakeDriver, FakeNccl]:
     driver = FakeDriver(KERNELS)
     library = FakeNccl(driver)
-    made = Nccl(library)  # type: ignore[arg-type]
+    fake_nccl = Nccl(library)  # type: ignore[arg-type]
     monkeypatch.setattr(cuda, "driver", lambda: driver)
     monkeypatch.setattr(nccl, "_communicators", [])
     monkeypatch.setattr(current, "_current", [SingleProcess()])
     monkeypatch.setattr(
-        cuda, "communicators_of", lambda program, driver: nccl.communicators_of(program, driver, lambda: made)
+        cuda, "communicators_of", lambda program, driver: nccl.communicators_of(program, driver, lambda: fake_nccl)
     )
     return driver, library
 
@@ -123,8 +123,8 @@ def test_graphs_are_made_anew_where_a_sum_would_move(fake: tuple[FakeDriver, Fak
         x = np.arange(n, dtype=np.float32)
         np.testing.assert_array_equal(run(loaded, x), 4 * x)
     assert names(library)[2:] == ["ncclAllReduce"] * 6
-    own = {kind for kind, _ in driver.live}
-    assert own == {"memory", "stream", "event", "module", "graph", "executable"}
+    kinds = {kind for kind, _ in driver.live}
+    assert kinds == {"memory", "stream", "event", "module", "graph", "executable"}
 
 
 def test_a_profile_has_the_time_of_a_sum(fake: tuple[FakeDriver, FakeNccl]) -> None:
@@ -149,7 +149,7 @@ def test_weights_are_streamed_between_sums(fake: tuple[FakeDriver, FakeNccl]) ->
     program = replace(plain, buffers=(*lives, temp), steps=(*plain.steps[:3], *halves, *plain.steps[4:]))
     loaded = Loaded(program, int(0.75 * program.weights.nbytes))
     for x in (X, X + 1):
-        np.testing.assert_array_equal(run(loaded, x), wanted(program, x))
+        np.testing.assert_array_equal(run(loaded, x), expected_sum(program, x))
     assert names(library)[2:] == ["ncclAllReduce"] * 2
     assert loaded._bounded is not None and loaded._bounded.plan is not None and loaded._bounded.plan.streamed
 

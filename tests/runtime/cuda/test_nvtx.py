@@ -51,8 +51,8 @@ def test_each_kernel_is_launched_in_a_range_of_its_name(fake: FakeDriver) -> Non
 def test_loops_are_followed(fake: FakeDriver) -> None:
     """With the results of a graph, and as many ranges as launches."""
     x = np.array([3, 1], np.float32)
-    with pytest.MonkeyPatch.context() as off:
-        off.delenv("INGOT_NVTX")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("INGOT_NVTX")
         want = run(Loaded(until_100()), x)
     fake.log.clear()
     np.testing.assert_array_equal(run(Loaded(until_100()), x), want)

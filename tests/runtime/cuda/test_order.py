@@ -28,19 +28,19 @@ def test_what_an_order_says_of_random_launches() -> None:
     for _ in range(60):
         order, launches, before = Order(), list[list[Access]](), list[set[int]]()
         for number in range(25):
-            own: list[Access] = []
+            accesses: list[Access] = []
             for _ in range(rng.randint(0, 4)):
                 start = rng.randrange(40)
-                own.append(Access(rng.randrange(2), start, start + rng.randint(0, 12), rng.random() < 0.4))
-            facts = order.next(own)
+                accesses.append(Access(rng.randrange(2), start, start + rng.randint(0, 12), rng.random() < 0.4))
+            facts = order.next(accesses)
             reach = set(facts).union(*(before[i] for i in facts))
             assert all(not any(i in before[j] for j in facts) for i in facts)
             for other, theirs in enumerate(launches):
-                meet = any(
+                overlaps = any(
                     a.memory == b.memory and max(a.start, b.start) < min(a.end, b.end) and (a.writes or b.writes)
-                    for a in own
+                    for a in accesses
                     for b in theirs
                 )
-                assert not meet or other in reach, (number, other)
+                assert not overlaps or other in reach, (number, other)
             before.append(reach)
-            launches.append(own)
+            launches.append(accesses)

@@ -77,7 +77,7 @@ def chain(sizes: list[int]) -> Program:
     return result
 
 
-def wanted(program: Program, x: np.ndarray) -> np.ndarray:
+def expected_sum(program: Program, x: np.ndarray) -> np.ndarray:
     weights = program.weights.view(np.float32)
     for start in sorted(weight_ranges(program)):
         x = x + weights[start // 4 : start // 4 + COUNT]
@@ -94,7 +94,7 @@ def test_a_model_that_does_not_fit_runs_right_within_its_bound(fake: Metered, sh
     bound = int(program.weights.nbytes * share)
     loaded = Loaded(program, bound)
     for x in (X, X + 1):
-        np.testing.assert_array_equal(run(loaded, x), wanted(program, x))
+        np.testing.assert_array_equal(run(loaded, x), expected_sum(program, x))
     assert loaded._bounded is not None
     plan = loaded._bounded.plan
     assert plan is not None and plan.streamed
@@ -107,9 +107,9 @@ def test_twice_the_allowed_memory_streams_what_it_must_and_no_more(fake: Metered
     program = chain([1024] * 40)
     bound = program.weights.nbytes // 2
     loaded = Loaded(program, bound)
-    np.testing.assert_array_equal(run(loaded, X), wanted(program, X))
+    np.testing.assert_array_equal(run(loaded, X), expected_sum(program, X))
     before = fake.copied
-    np.testing.assert_array_equal(run(loaded, X), wanted(program, X))
+    np.testing.assert_array_equal(run(loaded, X), expected_sum(program, X))
     assert loaded._bounded is not None and loaded._bounded.plan is not None
     streamed = program.weights.nbytes - loaded._bounded.plan.resident_bytes
     assert fake.copied - before <= streamed + X.nbytes  # slots may still hold some
@@ -120,9 +120,9 @@ def test_twice_the_allowed_memory_streams_what_it_must_and_no_more(fake: Metered
 def test_what_fits_stays_and_runs_as_without_a_bound(fake: Metered):
     program = chain(SIZES)
     loaded = Loaded(program, 2 * program.weights.nbytes)
-    np.testing.assert_array_equal(run(loaded, X), wanted(program, X))
+    np.testing.assert_array_equal(run(loaded, X), expected_sum(program, X))
     copied = fake.copied
-    np.testing.assert_array_equal(run(loaded, X), wanted(program, X))
+    np.testing.assert_array_equal(run(loaded, X), expected_sum(program, X))
     assert fake.copied - copied == X.nbytes
     assert loaded._bounded is not None and loaded._bounded.plan is not None and not loaded._bounded.plan.streamed
 
@@ -135,19 +135,19 @@ def test_a_step_that_needs_more_than_the_bound_is_an_error(fake: Metered):
 
 def test_random_programs_run_right_or_are_refused(fake: Metered):
     rng = np.random.default_rng(1)
-    ran = 0
+    count = 0
     for _ in range(60):
         program = chain([int(n) for n in rng.integers(1, 9, rng.integers(1, 12)) * COUNT])
         bound = int(program.weights.nbytes * rng.uniform(0.2, 1.3)) + 3 * X.nbytes
         loaded = Loaded(program, bound)
         try:
-            np.testing.assert_array_equal(run(loaded, X), wanted(program, X))
+            np.testing.assert_array_equal(run(loaded, X), expected_sum(program, X))
         except DeviceError:
             biggest = max(weight_ranges(program).values())
             assert biggest + loaded.arena_bytes + 2 * X.nbytes > bound - SLOTS * 4096
             continue
-        ran += 1
-    assert ran > 20
+        count += 1
+    assert count > 20
 
 
 def test_plans_keep_every_byte_apart():
@@ -163,7 +163,7 @@ def test_plans_keep_every_byte_apart():
 def test_steps_are_timed_and_all_is_given_back(fake: Metered):
     program = chain(SIZES)
     model = CompiledModel(program, device_memory=int(program.weights.nbytes * 0.75))
-    np.testing.assert_array_equal(model(X), wanted(program, X))
+    np.testing.assert_array_equal(model(X), expected_sum(program, X))
     rows = model.profile(X)
     assert [label for label, _ in rows] == [f"add {i}" for i in range(len(SIZES))]
     assert all(seconds == pytest.approx(COUNT) for _, seconds in rows)  # a second for each block

@@ -39,12 +39,12 @@ class FakeHip:
         self.__dict__[name] = function = _Settable(call)
         return function
 
-    def _give(self, pointer: Any) -> int:
+    def _new_handle(self, pointer: Any) -> int:
         pointer._obj.value = handle = next(self._numbers)
         return handle
 
-    def hipDriverGetVersion(self, found: Any) -> int:
-        found._obj.value = 60_300_000
+    def hipDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = 60_300_000
         return 0
 
     def hipGetDevicePropertiesR0600(self, properties: Any, ordinal: Any) -> int:
@@ -73,19 +73,19 @@ class FakeHip:
         return 0
 
     def hipModuleLoadData(self, module: Any, code: Any) -> int:
-        self._give(module)
+        self._new_handle(module)
         return 0
 
     def hipModuleGetFunction(self, function: Any, module: Any, name: Any) -> int:
-        self._functions[self._give(function)] = name.value.decode()
+        self._functions[self._new_handle(function)] = name.value.decode()
         return 0
 
     def hipGraphCreate(self, graph: Any, flags: Any) -> int:
-        self._graphs[self._give(graph)] = []
+        self._graphs[self._new_handle(graph)] = []
         return 0
 
     def hipGraphAddKernelNode(self, node: Any, graph: Any, before: Any, count: Any, params: Any) -> int:
-        handle = self._give(node)
+        handle = self._new_handle(node)
         assert all(number(before[i]) in self._graphs[number(graph)] for i in range(number(count)))
         self._nodes[handle] = self._read(params._obj)
         self._graphs[number(graph)].append(handle)
@@ -98,7 +98,7 @@ class FakeHip:
         return name, values
 
     def hipGraphInstantiateWithFlags(self, executable: Any, graph: Any, flags: Any) -> int:
-        self._executables[self._give(executable)] = {n: self._nodes[n] for n in self._graphs[number(graph)]}
+        self._executables[self._new_handle(executable)] = {n: self._nodes[n] for n in self._graphs[number(graph)]}
         return 0
 
     def hipGraphExecKernelNodeSetParams(self, executable: Any, node: Any, params: Any) -> int:

@@ -46,9 +46,9 @@ def expected(collective: Collective, count: int, rank: int) -> np.ndarray:
 
 
 def collectives(groups: tuple[tuple[int, ...], ...]) -> list[Collective]:
-    made = [Collective(kind, groups, dtype, *(("sum",) if "reduce" in kind else ("", 1)))  # type: ignore[arg-type]
+    collective_ops = [Collective(kind, groups, dtype, *(("sum",) if "reduce" in kind else ("", 1)))  # type: ignore[arg-type]
             for kind in KINDS for dtype in DTYPES if not ("reduce" in kind and dtype == "bool")]  # fmt: skip
-    return [*made, Collective("all_reduce", groups, "i8", "max")]
+    return [*collective_ops, Collective("all_reduce", groups, "i8", "max")]
 
 
 def exchanges(group: ProcessGroup, counts: tuple[int, ...] = COUNTS) -> int:
@@ -95,8 +95,8 @@ def add_until(how: str) -> float:
     """Rank 1 ends in some way; how long rank 0 then waits."""
     group, x = current(), np.ones(4, np.float32)
     collective = Collective("all_reduce", ((0, 1),), "f32", "sum")
-    for turn in range(200):
-        if group.rank == 1 and turn == 5:
+    for step in range(200):
+        if group.rank == 1 and step == 5:
             match how:
                 case "exit":
                     os._exit(7)
@@ -113,7 +113,7 @@ def add_until(how: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ("exit", "rank 1 of 2 failed.*exit code 7"),
         ("raise", "rank 1 of 2 failed.*ValueError: no more"),
@@ -122,10 +122,10 @@ def add_until(how: str) -> float:
         ("other", "runs another one, or on another size"),
     ],
 )
-def test_a_rank_that_ends_ends_the_others(how: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_ends_the_others(how: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "stop":  # which only its silence tells; it has to start in this time
         monkeypatch.setenv("INGOT_COLLECTIVE_SECONDS", "8")
-    with pytest.raises(DeviceError, match=f"(?s){told}"):
+    with pytest.raises(DeviceError, match=f"(?s){message}"):
         launch(add_until, 2, (how,), seconds=60)
 
 

@@ -11,7 +11,7 @@ from ingot.ir.node import Op
 from ingot.ir.types import i32
 from ingot.support.errors import CompileError
 from tests.conformance.checked import planned, run_checked
-from tests.conformance.samples import static, together
+from tests.conformance.samples import combine, static
 from tests.passes.check import arg, graph, random_inputs
 
 OPS = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.Clamp, ops.Transpose)
@@ -28,12 +28,12 @@ def test_samples_of_integers(cls: type[Op]) -> None:
             continue
         if getattr(sample.op, "of_signs", False):
             with pytest.raises(CompileError, match="words of signs"):
-                planned(together([sample]).graph, "verilog")
+                planned(combine([sample]).graph, "verilog")
             continue
         if sum(x.size for x in sample.inputs) > 3000 or result > 5:
             continue
         result += 1
-        one = together([sample])
+        one = combine([sample])
         (got,) = run_checked(one.graph, one.arrays, "verilog")
         np.testing.assert_array_equal(got, interpret(one.graph, one.arrays)[0], err_msg=str(sample))
     assert result

@@ -26,8 +26,8 @@ def full(*shape: int) -> np.ndarray:
 def check(ins: Sequence[Node], y: Node, xs: Sequence[np.ndarray], expected: float, terms: int, machine) -> None:
     """All results, within what parts of `MOST` terms, or of the root of all, may err by."""
     got = compile_graph(Graph(tuple(ins), (y,)), machine)(*xs)
-    most = max(MAX_TERMS, int(np.sqrt(terms)))
-    assert abs(np.asarray(got, np.float64) / expected - 1).max() <= 2.0**-24 * (most + terms / most)
+    limit = max(MAX_TERMS, int(np.sqrt(terms)))
+    assert abs(np.asarray(got, np.float64) / expected - 1).max() <= 2.0**-24 * (limit + terms / limit)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")

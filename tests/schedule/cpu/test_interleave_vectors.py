@@ -29,6 +29,9 @@ def test_chains(dtype: str, machine) -> None:
     x[0, :5] = np.nan, np.inf, -np.inf, -0.0, np.finfo(np.float16).tiny
     (node,) = inputs_like([x])
     graph = Graph((node,), (chain(node),))
-    several, one = compile_graph(graph, machine), compile_graph(graph, replace(machine, registers=REGISTERS_PER_VECTOR))
-    assert len(several.program.code["cpu"].blob) > len(one.program.code["cpu"].blob)
-    assert np.asarray(several(x)).tobytes() == np.asarray(one(x)).tobytes()
+    interleaved, one = (
+        compile_graph(graph, machine),
+        compile_graph(graph, replace(machine, registers=REGISTERS_PER_VECTOR)),
+    )
+    assert len(interleaved.program.code["cpu"].blob) > len(one.program.code["cpu"].blob)
+    assert np.asarray(interleaved(x)).tobytes() == np.asarray(one(x)).tobytes()

@@ -16,7 +16,7 @@ from ingot.schedule.cpu.machine import AVX512
 from ingot.schedule.cpu.rows.lower import lower_rows
 from tests.schedule.compiled import MACHINES, check, inputs_like
 
-both = pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+on_machines = pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 
 
 def extremes(dtype: DType, *shape: int) -> np.ndarray:
@@ -32,7 +32,7 @@ def extremes(dtype: DType, *shape: int) -> np.ndarray:
 
 
 @pytest.mark.sampled(3)
-@both
+@on_machines
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 def test_extrema_of_16_bits(dtype: DType, machine) -> None:
     for n in (1, 7, 17, 33, 128, 131, 1000):
@@ -43,8 +43,8 @@ def test_extrema_of_16_bits(dtype: DType, machine) -> None:
             lowest, highest = op.reduce_min(a, axis), op.reduce_max(wide, axis)
             computed = op.reduce_max(ops.Abs()(a), axis)
             check(Graph(tuple(ins), (lowest, highest, computed)), [x], machine=machine)
-            beside = op.add(op.reduce_min(wide, axis), op.reduce_sum(ops.Abs()(wide), axis))
-            check(Graph(tuple(ins), (beside,)), [x], machine=machine, rtol=1e-5)
+            extrema = op.add(op.reduce_min(wide, axis), op.reduce_sum(ops.Abs()(wide), axis))
+            check(Graph(tuple(ins), (extrema,)), [x], machine=machine, rtol=1e-5)
             check(Graph(tuple(ins), (op.reduce_max(op.cast(a, i32), axis),)), [x], machine=machine)
             check(Graph(tuple(ins), (Softmax(axis=axis).lower(a),)), [x], machine=machine, rtol=1e-2)
 

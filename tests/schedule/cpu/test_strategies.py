@@ -39,10 +39,10 @@ def weight(*shape: int) -> Node:
 
 def run(g: Graph, arrays: list[np.ndarray], machine: Machine, sizes: Mapping[str, int]) -> list[np.ndarray]:
     """A graph of groups alone, each value in a contiguous buffer of its exact size."""
-    known: dict[Node, np.ndarray] = dict(zip(g.inputs, arrays, strict=True))
+    values: dict[Node, np.ndarray] = dict(zip(g.inputs, arrays, strict=True))
     for n in g.nodes():
         if isinstance(n.op, Const):
-            known[n] = n.op.value
+            values[n] = n.op.value
         if not isinstance(n.op, Group):
             continue
         ins = tuple(Layout.contiguous(i.shape) for i in n.inputs)
@@ -52,21 +52,21 @@ def run(g: Graph, arrays: list[np.ndarray], machine: Machine, sizes: Mapping[str
             np.zeros(tuple(int(substitute(d, sizes)) for d in r.shape), r.dtype.numpy)  # type: ignore[arg-type]
             for r in n.results
         ]
-        packs = [p.apply(known[n.inputs[p.index]]) for p in low.packs]
+        packs = [p.apply(values[n.inputs[p.index]]) for p in low.packs]
 
-        held = {
-            "in": [known[i] for i in n.inputs], "out": results, "pack": packs,
+        memory = {
+            "in": [values[i] for i in n.inputs], "out": results, "pack": packs,
             "temp": [np.full(int(substitute(t, sizes)), 0xFF, np.uint8) for t in low.temps],  # type: ignore[arg-type]
         }  # fmt: skip
         for step in low.steps:
             verify_kernel(step.kernel)
             buffers = {
-                p.name: held[a.kind][a.index].view(p.dtype.numpy) if a.kind == "temp" else held[a.kind][a.index]
+                p.name: memory[a.kind][a.index].view(p.dtype.numpy) if a.kind == "temp" else memory[a.kind][a.index]
                 for p, a in zip(step.kernel.params, step.args, strict=True)
             }
             run_kernel(step.kernel, buffers, {v.name: sizes[v.name] for v in step.kernel.dims})
-        known |= dict(zip(n.results, results, strict=True))
-    return [known[o] for o in g.outputs]
+        values |= dict(zip(n.results, results, strict=True))
+    return [values[o] for o in g.outputs]
 
 
 def bias_and_tanh() -> Node:
@@ -99,7 +99,7 @@ def padded() -> Node:
     return ops.Pad((1, 2), (0, 3), (1, 0))(arg("x", 3, S), const(np.float32(2)))
 
 
-def joined() -> Node:
+def concatenation() -> Node:
     x, y = arg("x", 3, S), arg("y", 3, 5)
     return ops.Concat(1)(x, y, ops.Neg()(x))
 
@@ -122,8 +122,8 @@ def joined_rows_padded() -> Node:
 
 
 def gathered() -> Node:
-    take = ops.Gather((1,), (0,), (), (), (0,), 1, (1, 21))
-    return take(arg("x", 9, 21), ops.Sub()(arg("at", S, dtype=i64), ops.BroadcastInDim((S,), ())(const(np.int64(2)))))
+    gather = ops.Gather((1,), (0,), (), (), (0,), 1, (1, 21))
+    return gather(arg("x", 9, 21), ops.Sub()(arg("at", S, dtype=i64), ops.BroadcastInDim((S,), ())(const(np.int64(2)))))
 
 
 def softmax_rows() -> Node:
@@ -139,9 +139,9 @@ def softmax_symbolic() -> Node:
 
 
 def _softmax(x: Node, dim: int) -> Node:
-    kept = tuple(d for d in range(2) if d != dim)
-    e = ops.Exp()(ops.Sub()(x, ops.BroadcastInDim(x.shape, kept)(ops.Reduce("max", (dim,))(x))))
-    return ops.Div()(e, ops.BroadcastInDim(x.shape, kept)(ops.Reduce("sum", (dim,))(e)))
+    remaining_axes = tuple(d for d in range(2) if d != dim)
+    e = ops.Exp()(ops.Sub()(x, ops.BroadcastInDim(x.shape, remaining_axes)(ops.Reduce("max", (dim,))(x))))
+    return ops.Div()(e, ops.BroadcastInDim(x.shape, remaining_axes)(ops.Reduce("sum", (dim,))(e)))
 
 
 def total() -> Node:
@@ -187,7 +187,7 @@ def depthwise() -> Node:
 
 
 MAKERS: tuple[Callable[[], Node], ...] = (
-    bias_and_tanh, one_number, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, joined,
+    bias_and_tanh, one_number, transposed, reshaped, sliced_and_reversed, added_to_its_own_rows, padded, concatenation,
     joined_copies, joined_rows_padded, gathered, softmax_rows, softmax_columns,
     softmax_symbolic, total, first_largest, pooled, matmul, matmul_of_inputs, one_column, convolution, grouped,
     depthwise,

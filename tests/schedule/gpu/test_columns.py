@@ -9,6 +9,9 @@ from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import DType, TensorType, bf16, f32
+from ingot.schedule.axes import Axis
+from ingot.schedule.gpu.contraction.reduction import TermBlocks
+from ingot.targets.cuda.triton import print_kernel
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -51,9 +54,41 @@ def test_the_gradient_of_a_kernel_reads_channels_that_lie_side_by_side(strides: 
     assert _run(graph, f32, x, g) == ["product"]
 
 
+def test_padded_images_are_not_transposed_for_a_kernels_gradient() -> None:
+    """As a convolution that sums over images it asks for them innermost: the padded copy stays as the image is."""
+    shapes = (4, 10, 10, 32), (4, 10, 10, 8)
+    x, g = (Input(n, TensorType(bf16, s))() for n, s in zip("xg", shapes, strict=True))
+    none, one = ((0, 0), (0, 0)), (1, 1)
+    padded = ops.pad(x, (0, 1, 1, 0), (0, 1, 1, 0))
+    y = ops.Convolution(one, none, one, one, "CHWN", "IHWO", "NHWC", dtype=f32)(padded, g)
+    graph = Graph((x, g), (y,))
+    assert "product" in _run(graph, bf16, *shapes)
+    copies = [step.label for step in planned(graph, H100)[0].steps if step.kernel.startswith("pointwise")]
+    assert len(copies) == 1 and "transpose" not in copies[0]
+
+
 @pytest.mark.parametrize(("target", "kernels"), [(H100, ["product", "sums"]), ("cuda:sm_80", ["product"])])
 def test_sums_of_many_parts_are_joined(target: str, kernels: list[str]) -> None:
     """By a kernel of their own where it can start early, else in turns by the program that ends last."""
     a, b = (Input(n, TensorType(f32, (9000, size)))() for n, size in (("a", 20), ("b", 24)))
     graph = Graph((a, b), (ops.DotGeneral(((), ()), ((0,), (0,)))(a, b),))
     assert _run(graph, f32, (9000, 20), (9000, 24), target=target) == kernels
+
+
+@pytest.mark.parametrize(
+    ("images", "height", "width", "block"),
+    [(2, 8, 16, (1, 4, 16)), (16, 6, 2, (16, 2, 2)), (32, 7, 7, (32, 1, 1)), (3, 15, 13, None)],
+)
+def test_terms_of_a_kernels_gradient_in_blocks(
+    images: int, height: int, width: int, block: tuple[int, ...] | None
+) -> None:
+    """Of 64 or 32 terms, wherever images, lines and columns divide into such: no term is out of bounds."""
+    x, g = (images, height + 2, width + 2, 64), (images, height, width, 64)
+    a, b = (Input(n, TensorType(bf16, s))() for n, s in (("x", x), ("g", g)))
+    graph = Graph((a, b), (ops.KernelGradient((3, 3), (1, 1), (1, 1))(a, b),))
+    _run(graph, bf16, x, g)
+    (product, *_) = planned(graph, H100)[1].values()
+    axes = tuple(Axis(n, 2 * i + 2, 2 * i + 2) for i, n in enumerate((images, height, width)))
+    blocks = TermBlocks.of(axes, 64) or TermBlocks.of(axes, 32)
+    assert (blocks and tuple(x.extent for x in blocks.inner)) == block
+    assert ("mask" in print_kernel(product).text.split("tl.dot")[0]) == (block is None)

@@ -7,7 +7,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, f16, i64
+from ingot.ir.types import TensorType, f16, f32, i64
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -15,7 +15,7 @@ HEADS, PLACES, HEAD = 2, 12, 8
 RNG = np.random.default_rng(8)
 
 
-def turned(x: Node, cos: Node, sin: Node) -> Node:
+def rotate(x: Node, cos: Node, sin: Node) -> Node:
     """Rotary positions: x * cos + [-x2, x1] * sin"""
     shape = x.shape
     halves = [ops.Slice((0, 0, 0, a), (*shape[:3], a + HEAD // 2), (1,) * 4)(x) for a in (HEAD // 2, 0)]
@@ -36,10 +36,10 @@ def step() -> Graph:
     y = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
     q, k, v = (ops.reshape(ops.Slice((0, i * wide), (1, (i + 1) * wide), (1, 1))(y), shape) for i in range(3))
     zero = const(np.zeros((), np.int64))
-    new = (turned(k, cos, sin), v)
-    held = [ops.DynamicUpdateSlice()(old, n, zero, zero, at, zero) for old, n in zip(caches, new, strict=True)]
-    seen = ops.Attention("none", 0.3)(turned(q, cos, sin), *held)
-    return Graph((x, at, cos, sin, *caches), (*held, seen), state=("keys", "values"))
+    new = (rotate(k, cos, sin), v)
+    updated = [ops.DynamicUpdateSlice()(old, n, zero, zero, at, zero) for old, n in zip(caches, new, strict=True)]
+    attention = ops.Attention("none", 0.3)(rotate(q, cos, sin), *updated)
+    return Graph((x, at, cos, sin, *caches), (*updated, attention), state=("keys", "values"))
 
 
 def test_positions_and_caches_are_one_launch() -> None:
@@ -62,8 +62,8 @@ def test_an_update_that_reads_what_it_changes_is_computed_before() -> None:
     x, at = Input("x", TensorType(f16, (4, 8)))(), Input("at", TensorType(i64, ()))()
     cache = Input("cache", TensorType(f16, (4, 8)))()
     zero = const(np.zeros((), np.int64))
-    made = ops.Slice((0, 0), (1, 8), (1, 1))(ops.Mul()(ops.Reverse((0,))(cache), x))
-    new = ops.DynamicUpdateSlice()(cache, made, at, zero)
+    new_rows = ops.Slice((0, 0), (1, 8), (1, 1))(ops.Mul()(ops.Reverse((0,))(cache), x))
+    new = ops.DynamicUpdateSlice()(cache, new_rows, at, zero)
     graph = Graph((x, at, cache), (new, ops.Neg()(new)), state=("cache",))
     assert len(planned(graph, H100)[0].steps) == 3
     inputs = [RNG.normal(size=(4, 8)).astype(np.float16), np.array(2)]
@@ -100,3 +100,25 @@ def test_products_whose_operands_are_copied_in_boxes_share_a_launch() -> None:
     assert sum(b.matrix is not None for b in kernel.params) == 4
     for got, want in zip(run_checked(graph, arrays, H100), interpret(graph, arrays), strict=True):
         np.testing.assert_allclose(got, want, atol=2e-2)
+
+
+def test_kernels_of_one_program_in_a_loop_share_a_launch() -> None:
+    """A drawn token and its bookkeeping: each needs what the one before wrote, and a copy of what the loop carries."""
+    size, trip_count = 40, 5
+    x, count = Input("x", TensorType(f32, (size,)))(), Input("count", TensorType(i64, ()))()
+    before = (const(np.zeros((), np.int64)), count, x, const(np.full(8, -1, np.int64)))
+    i, last, scores, places = inputs = tuple(Input(f"v{n}", v.type)() for n, v in enumerate(before))
+    best = ops.arg_reduce("max", scores, 0)
+    lowered = ops.DynamicUpdateSlice()(scores, const(np.full(1, -9.0, np.float32)), best)
+    stored = ops.DynamicUpdateSlice()(places, ops.reshape(best, (1,)), i)
+    after = (ops.add(i, 1), last, lowered, stored)
+    cond = Graph(inputs, (ops.compare("LT", i, last),))
+    results = ops.While(cond, Graph(inputs, after))(*before).results
+    graph = Graph((x, count), (results[2], results[3]))
+    program, _ = planned(graph, H100)
+    first, end = (n for n, step in enumerate(program.steps) if step.target is not None)
+    body = [step.label for step in program.steps[first + 1 : end]]
+    assert len(body) == 1 and body[0].count(">") >= 2, body
+    values = [RNG.permutation(size).astype(np.float32), np.array(trip_count)]
+    for got, want in zip(run_checked(graph, values, H100), interpret(graph, values), strict=True):
+        np.testing.assert_array_equal(got, want)

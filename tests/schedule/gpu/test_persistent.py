@@ -33,8 +33,8 @@ def test_every_tile_is_computed_once(
     """terms: of one turn, which is no loop, and of several."""
     rng = np.random.default_rng(0)
     m, n = shape
-    given = [rng.normal(size=s).astype(np.float16) for s in ((m, terms), (terms, n), (n,), (m, n))]
-    x, y, bias, residual = (Input(f"in{i}", TensorType(f16, a.shape))() for i, a in enumerate(given))
+    arrays = [rng.normal(size=s).astype(np.float16) for s in ((m, terms), (terms, n), (n,), (m, n))]
+    x, y, bias, residual = (Input(f"in{i}", TensorType(f16, a.shape))() for i, a in enumerate(arrays))
     z = ops.add(ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)(x, y), ops.cast(bias, f32))
     graph = Graph((x, y, bias, residual), (ops.cast(ops.add(z, ops.cast(residual, f32)), f16),))
 
@@ -42,7 +42,7 @@ def test_every_tile_is_computed_once(
         return tiling if site.admits(tiling) else pytest.fail(f"{tiling} is not admitted")
 
     monkeypatch.setattr(product, "decided", chosen)
-    (got,), (want,) = run_checked(graph, given, TARGET), interpret(graph, given)
+    (got,), (want,) = run_checked(graph, arrays, TARGET), interpret(graph, arrays)
     np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2e-3, atol=5e-2)
     program, kernels = planned(graph, TARGET)
     (kernel,) = kernels.values()

@@ -41,13 +41,13 @@ def operands(
 def graph_of(op: Recurrent, arrays: Sequence[np.ndarray], **free: DimLike) -> Graph:
     """free: sizes of x in place of those that the arrays have, "steps" and "batch"."""
     steps, batch, _ = arrays[0].shape
-    own = {"steps": steps, "batch": batch, **free}
+    sizes = {"steps": steps, "batch": batch, **free}
     shapes: list[tuple[DimLike, ...]] = [a.shape for a in arrays]
-    shapes[0] = own["steps"], own["batch"], arrays[0].shape[2]
+    shapes[0] = sizes["steps"], sizes["batch"], arrays[0].shape[2]
     for i in range(4, 4 + op.states):
-        shapes[i] = (shapes[i][0], own["batch"], op.hidden)
+        shapes[i] = (shapes[i][0], sizes["batch"], op.hidden)
     if op.has_lengths:
-        shapes[4 + op.states] = (own["batch"],)
+        shapes[4 + op.states] = (sizes["batch"],)
     inputs = [Input(f"a{i}", TensorType(dtype_of(a), s))() for i, (a, s) in enumerate(zip(arrays, shapes, strict=True))]
     return Graph(tuple(inputs), op(*inputs).results)
 
@@ -56,8 +56,8 @@ def run(op: Recurrent, arrays: Sequence[np.ndarray], **free: DimLike) -> list[Ke
     """The kernels of rounds, once their results are those of the definition."""
     program, kernels = planned(graph_of(op, arrays, **free), CUDA)
     tolerance = 2e-3 if arrays[0].dtype == np.float16 else 2e-6
-    for got, wanted in zip(run_planned(program, kernels, arrays), op.reference(*arrays), strict=True):
-        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+    for got, expected in zip(run_planned(program, kernels, arrays), op.reference(*arrays), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
     return [kernel for kernel in kernels.values() if kernel.barrier is not None]
 
 
@@ -109,8 +109,8 @@ def test_weights_of_16_bits_meet_rows_of_16_bits() -> None:
     arrays[1:3] = [a.astype(np.float16) for a in arrays[1:3]]
     program, kernels = planned(graph_of(LSTM(16), arrays), CUDA)
     rounded = [arrays[0].astype(np.float16).astype(np.float32), *arrays[1:]]
-    got, wanted = run_planned(program, kernels, arrays), LSTM(16).reference(*rounded)
-    np.testing.assert_allclose(got[0], wanted[0], atol=2e-6)
+    got, expected = run_planned(program, kernels, arrays), LSTM(16).reference(*rounded)
+    np.testing.assert_allclose(got[0], expected[0], atol=2e-6)
     assert any("tl.dot" in print_kernel(kernel).text for kernel in kernels.values())
 
 
@@ -138,13 +138,13 @@ def test_indices_are_as_wide_as_the_projections_need(steps: int, narrow: bool) -
 
 def test_who_keeps_weights() -> None:
     """All programs run at once, hold R in their registers and multiply few rows by it; others go step by step."""
-    for op, batch, kept in (
+    for op, batch, is_persistent in (
         (LSTM(512), 1, True), (LSTM(2048), 1, False), (LSTM(256), 4, True), (LSTM(256), 8, False),
         (LSTM(512), 2, False), (GRU(512), 1, False), (GRU(512, linear_before_reset=True), 1, True),
         (RNN(8, levels=True), 1, False),
     ):  # fmt: skip
         node = _node(op, batch=batch)
-        assert has_persistent_kernel(node, H100) == kept, op
+        assert has_persistent_kernel(node, H100) == is_persistent, op
         split = Split.of(node, H100)
         assert split is None or split.parts * split.blocks < H100.processors
     assert not has_persistent_kernel(_node(LSTM(4), steps=0), H100)

@@ -100,11 +100,24 @@ def test_updates_that_are_apart_are_written_where_they_go() -> None:
     checked(line, *xs)
     assert [name.rstrip("_0123456789") for name in planned(graph(line, *xs), H100)[1]] == ["scatter_into", "update"]
     batched = Scatter("set", (), (1,), (0,), (0,), (1,), 2, unique=True)
-    turned = np.stack([RNG.permutation(70) for _ in range(3)])[..., None]
-    checked(batched, numbers("set", 3, 64), turned, numbers("set", 3, 70))
+    permutations = np.stack([RNG.permutation(70) for _ in range(3)])[..., None]
+    checked(batched, numbers("set", 3, 64), permutations, numbers("set", 3, 70))
 
 
 def test_updates_that_meet_though_they_were_said_not_to_are_refused() -> None:
     line = Scatter("set", (), (0,), (), (), (0,), 1, unique=True)
     with pytest.raises(VerifyError, match="stores to out0 what chunk"):
         checked(line, numbers("set", 50), np.zeros((900, 1), np.int64), numbers("set", 900))
+
+
+@pytest.mark.parametrize("kind", ["set", "add", "mul", "max", "min"])
+def test_updates_without_common_elements_are_applied_where_they_go(kind: str) -> None:
+    """A window alone, inside and outside; and rows that are told to be different."""
+    one = Scatter(kind, (1,), (0,), (), (), (0,), 1)
+    for row in (3, -1, 20):
+        checked(one, numbers(kind, 20, 5), np.array([[row]]), numbers(kind, 1, 5))
+    rows = Scatter(kind, (1,), (0,), (), (), (0,), 1, unique=True)
+    xs = numbers(kind, 300, 5), RNG.permutation(310)[:70, None] - 5, numbers(kind, 70, 5)
+    checked(rows, *xs)
+    names = [name.rstrip("_0123456789") for name in planned(graph(rows, *xs), H100)[1]]
+    assert names == ["scatter_into", "update"]

@@ -64,8 +64,8 @@ def gated(kind: type, depth: int, columns: int, weights: Weights) -> Graph:
 def agrees(graph: Graph, x: np.ndarray, tolerance: float) -> None:
     for got, want in zip(run_checked(graph, [x], H100), interpret(graph, [x]), strict=True):
         wide = want.astype(np.float64)
-        most = np.abs(wide, where=np.isfinite(wide), out=np.zeros_like(wide)).max()
-        np.testing.assert_allclose(got.astype(np.float64), wide, rtol=tolerance, atol=tolerance * most)
+        limit = np.abs(wide, where=np.isfinite(wide), out=np.zeros_like(wide)).max()
+        np.testing.assert_allclose(got.astype(np.float64), wide, rtol=tolerance, atol=tolerance * limit)
 
 
 @pytest.mark.parametrize(("kind", "depth", "columns", "weights", "tolerance"), [

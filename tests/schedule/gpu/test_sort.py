@@ -21,8 +21,8 @@ RNG = np.random.default_rng(0)
 def floats(*shape: int) -> np.ndarray:
     """With many ties, and values that compare in their own way."""
     x = RNG.integers(-40, 40, shape).astype(np.float32)
-    for every, value in ((37, np.nan), (41, -0.0), (43, np.inf), (47, -np.inf)):
-        x.reshape(-1)[::every] = value
+    for period, value in ((37, np.nan), (41, -0.0), (43, np.inf), (47, -np.inf)):
+        x.reshape(-1)[::period] = value
     return x
 
 
@@ -62,8 +62,8 @@ def test_several_keys_and_other_types() -> None:
 @pytest.mark.parametrize("descending", [False, True])
 def test_keys_are_integers_in_the_order_of_the_values(descending: bool) -> None:
     for dtype in (np.int64, np.uint64, np.uint32, np.int8):
-        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
-        checked(Sort(0, descending), np.array([most, 0, least, 1, most - 1, least + 1], dtype))
+        least, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
+        checked(Sort(0, descending), np.array([largest, 0, least, 1, largest - 1, least + 1], dtype))
     for dtype in (np.float32, np.float64):
         values = [0.0, -0.0, -1, np.nan, np.inf, -np.inf, -np.nan, 1e-45, -1e-45, 0.0]
         checked(Sort(0, descending), np.array(values, dtype), np.arange(10))

@@ -1,4 +1,4 @@
-"""Pools of windows far longer than what they move over: their loops run over what is inside. Gradients of pools."""
+"""Pools whose windows are far longer than their input: loops run over the elements inside. Gradients of pools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_an_open_size(window: int, low: int, high: int, base: int, dilation: int
 
 @pytest.mark.parametrize(("dtype", "size", "window", "pad"), [(bf16, (2, 8, 13, 10), 3, 1), (f32, (1, 5, 9, 9), 5, 2)])
 def test_the_gradient_of_a_pool(dtype: DType, size: tuple[int, ...], window: int, pad: int) -> None:
-    """Maxima, the number of each window's maximum, what each element gets: borders are masks of loads, not copies."""
+    """Three kernels: maxima, the position of each window's maximum, the gradient. Borders are masks of loads, not
+    copies."""
     n, c, h, w = size
     op = MaxPool((window,) * 2, (2, 2), ((pad, pad),) * 2, (1, 1))
     counts = [(d + 2 * pad - window) // 2 + 1 for d in (h, w)]

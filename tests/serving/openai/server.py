@@ -42,8 +42,8 @@ def served(
 ) -> Iterator[str]:
     """The URL of a server. The models are closed with it."""
     listener = bind("127.0.0.1", 0)
-    limits, metrics, own = limits or RequestLimits(), Metrics(), LanguageModels(models)
-    app = application(Repository([]), limits, metrics, routes(own, limits, metrics), own.close)
+    limits, metrics, language_models = limits or RequestLimits(), Metrics(), LanguageModels(models)
+    app = application(Repository([]), limits, metrics, routes(language_models, limits, metrics), language_models.close)
     started = threading.Event()
     servers = []
     arguments = (app if key is None else KeyRequired(app, key), listener, lambda url: started.set(), servers.append)

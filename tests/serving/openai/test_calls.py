@@ -166,7 +166,7 @@ def test_calls_that_templates_leave_in_the_content(mark: str, end: str):
     data = [("add", {"a": 1}), ("sub", {"a": "x"})]
     call = form.calls_text(data)
     assert form.in_content and call.startswith(f"{mark}[") and call.endswith(end)
-    content, calls = joined(CallReader(form, TOOLS), cut(f"Well {call}", 3))
+    content, calls = merge_parts(CallReader(form, TOOLS), cut(f"Well {call}", 3))
     assert content == "Well " and [(c.name, json.loads(c.arguments)) for c in calls] == data
 
 
@@ -185,7 +185,7 @@ LOOKS = [
 
 def test_calls_of_known_templates():
     """What their templates make of a call is read as this call again, in fragments, too."""
-    known, refused = 0, set[str]()
+    accepted, refused = 0, set[str]()
     user = [{"role": "user", "content": "Where?"}]
     for path in sorted(llama_cpp("models/templates").glob("*.jinja")):
         template = Template(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
@@ -198,7 +198,7 @@ def test_calls_of_known_templates():
         except OpenAIError:
             refused.add(path.stem)
             continue
-        known += 1
+        accepted += 1
         for values in LOOKS:
             if form.in_content:
                 text = form.calls_text([("look", values)])
@@ -211,20 +211,20 @@ def test_calls_of_known_templates():
                     text = text[text.index("{" if form.keys else "look") :]
             for is_guarded in (True, False):
                 reader = CallReader(form, [Tool.model_validate(LOOK)], is_guarded=is_guarded)
-                _, calls = joined(reader, cut(text, 3))
+                _, calls = merge_parts(reader, cut(text, 3))
                 assert [json.loads(c.arguments) for c in calls] == [values], (path.name, text)
-    assert known == 62 and refused == {
+    assert accepted == 62 and refused == {
         "HuggingFaceTB-SmolLM3-3B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
         "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "deepseek-ai-DeepSeek-V3.1", "google-gemma-2-2b-it",
         "llama-cpp-rwkv-world", "microsoft-Phi-3.5-mini-instruct", "muse-glimmer",
     }  # fmt: skip
 
 
-def joined(reader: CallReader, texts: list[str]) -> tuple[str, list[CallPart]]:
+def merge_parts(reader: CallReader, texts: list[str]) -> tuple[str, list[CallPart]]:
     """(the content, the calls as wholes)."""
     parts = [reader.push(text) for text in texts] + [reader.finish()]
     calls: dict[int, CallPart] = {}
-    for part in (part for _, own in parts for part in own):
+    for part in (part for _, call_list in parts for part in call_list):
         before = calls.setdefault(part.index, part)
         if before is not part:
             assert not part.name and not part.id
@@ -242,7 +242,7 @@ def cut(text: str, width: int) -> list[str]:
 def test_calls_are_found_however_the_text_is_cut(case: str, width: int):
     format, text, content, names = TEXTS[case]
     reader = CallReader(format, TOOLS)
-    rest, calls = joined(reader, cut(text, width))
+    rest, calls = merge_parts(reader, cut(text, width))
     assert rest == content
     assert [call.name for call in calls] == names and reader.has_calls == bool(names)
     assert all(json.loads(call.arguments) == {"a": 1} for call in calls)
@@ -291,19 +291,25 @@ def xml(value: object) -> str:
 def by_name(form: CallForm, *calls: dict[str, object]) -> str:
     """As a model writes calls of `search`."""
     parts: list[str] = []
-    own = form.by_name
-    assert own is not None and own.empty is not None
+    argument_form = form.by_name
+    assert argument_form is not None and argument_form.empty is not None
     for values in calls:
         texts = list[str]()
         for key, value in values.items():
-            is_text = isinstance(value, str) and not own.quote
-            written = str(value) if is_text else repr(value) if own.is_python else json.dumps(value)
-            written = quoted(value, own.quote) if own.quote and not own.is_python else written
-            written = xml(value) if own.item else written
-            mark, end = (own.text_value, own.text_end) if is_text else (own.other_value, own.other_end)
+            is_text = isinstance(value, str) and not argument_form.quote
+            literal = str(value) if is_text else repr(value) if argument_form.is_python else json.dumps(value)
+            literal = (
+                quoted(value, argument_form.quote) if argument_form.quote and not argument_form.is_python else literal
+            )
+            literal = xml(value) if argument_form.item else literal
+            mark, end = (
+                (argument_form.text_value, argument_form.text_end)
+                if is_text
+                else (argument_form.other_value, argument_form.other_end)
+            )
             kind = {list: "array", dict: "object", bool: "boolean"}.get(type(value), "number")
-            texts.append(key + mark.replace(ANY_TYPE, kind) + written + end.replace(KEY, key))
-        parts.append("search" + (form.middle + own.following.join(texts) if texts else own.empty))
+            texts.append(key + mark.replace(ANY_TYPE, kind) + literal + end.replace(KEY, key))
+        parts.append("search" + (form.middle + argument_form.following.join(texts) if texts else argument_form.empty))
     assert form.between is not None
     return form.before + form.between.join(parts) + form.after
 
@@ -314,7 +320,7 @@ def by_name(form: CallForm, *calls: dict[str, object]) -> str:
 def test_arguments_by_name_become_json(form: CallForm, width: int, is_guarded: bool):
     inputs = [VALUES, {"city": ""}, {}, {"city": "x", "tags": []}]
     reader = CallReader(form, [SEARCH], is_guarded=is_guarded)
-    content, calls = joined(reader, cut("I look: " + by_name(form, *inputs), width))
+    content, calls = merge_parts(reader, cut("I look: " + by_name(form, *inputs), width))
     assert content == "I look: " and [call.name for call in calls] == ["search"] * 4
     assert [json.loads(call.arguments) for call in calls] == inputs
 
@@ -329,7 +335,7 @@ def test_arguments_are_told_as_they_come(form: CallForm):
     assert len(parts) > 5 and parts[0].name == "search" and json.loads("".join(p.arguments for p in parts)) == values
     # an answer that is broken off has told what there was
     reader = CallReader(form, [SEARCH], is_guarded=True)
-    content, (call,) = joined(reader, cut(text[: text.index("name of")], 5))
+    content, (call,) = merge_parts(reader, cut(text[: text.index("name of")], 5))
     assert content == "" and json.dumps(values).startswith(call.arguments) and "a long" in call.arguments
 
 
@@ -342,14 +348,14 @@ def test_values_that_templates_write_in_other_notations():
          {"city": "a</parameter>", "n": "[1"}),
     ]:  # fmt: skip
         reader = CallReader(CODER, [SEARCH])
-        _, (call,) = joined(reader, cut(f"<tool_call>\n{text}\n</function>\n</tool_call>", 3))
+        _, (call,) = merge_parts(reader, cut(f"<tool_call>\n{text}\n</function>\n</tool_call>", 3))
         assert json.loads(call.arguments) == values
 
 
 def test_what_python_does_not_write_is_no_call():
     for arguments in ("city=x()", "city=open", "city='a' 'b'", "city=" + "[" * 100, "1", "city=1e"):
         text = f"<call>[search({arguments})]</call>"
-        assert joined(CallReader(PYTHON, [SEARCH]), [text]) == (text, [])
+        assert merge_parts(CallReader(PYTHON, [SEARCH]), [text]) == (text, [])
 
 
 THOUGHTS = {
@@ -372,12 +378,14 @@ def test_thoughts_are_apart_from_answers(case: str, width: int, is_begun: bool):
     text = text.lstrip().removeprefix("<think>") if is_begun else text
     reader = ReasoningReader(Reasoning("<think>", "</think>"), is_begun=is_begun)
     parts = [reader.push(piece) for piece in cut(text, width)] + [reader.finish()]
-    assert ("".join(own for own, _ in parts), "".join(own for _, own in parts)) == (thought, answer)
+    assert ("".join(fragment for fragment, _ in parts), "".join(fragment for _, fragment in parts)) == (thought, answer)
 
 
 def test_marks_of_thoughts_are_learned_from_the_template():
-    own = "{% if m.reasoning_content %}{{ '[T]' + m.reasoning_content + '[/T]' }}{% endif %}{{ m.content }}{% endfor %}"
-    template = Template("{% for m in messages %}<{{ m.role }}>" + own, {})
+    custom_template = (
+        "{% if m.reasoning_content %}{{ '[T]' + m.reasoning_content + '[/T]' }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    template = Template("{% for m in messages %}<{{ m.role }}>" + custom_template, {})
     left_out = Template("{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}<think>", {})
 
     def learned(template: Template) -> Reasoning | None:
@@ -410,10 +418,10 @@ def test_answers_with_marks_of_their_own(case: str, width: int, is_begun: bool):
     text, thought, answer = NAMED_ANSWERS[case]
     reader = ReasoningReader(NAMED, is_begun=is_begun)
     parts = [reader.push(piece) for piece in cut(text if is_begun else NAMED.begin + text, width)] + [reader.finish()]
-    assert ("".join(own for own, _ in parts), "".join(own for _, own in parts)) == (thought, answer)
-    alone = ReasoningReader(NAMED, is_begun=False)
-    parts = [alone.push(piece) for piece in cut("<|open|>response<|sep|>Yes.<|close|>response<|sep|>", width)]
-    assert "".join(own for _, own in [*parts, alone.finish()]) == "Yes."
+    assert ("".join(fragment for fragment, _ in parts), "".join(fragment for _, fragment in parts)) == (thought, answer)
+    single = ReasoningReader(NAMED, is_begun=False)
+    parts = [single.push(piece) for piece in cut("<|open|>response<|sep|>Yes.<|close|>response<|sep|>", width)]
+    assert "".join(fragment for _, fragment in [*parts, single.finish()]) == "Yes."
 
 
 def test_named_marks_are_learned_from_the_template():
@@ -449,17 +457,17 @@ def test_grammars_take_calls_alone_or_in_a_text(special: str | None):
     words = tokenizer(special)
     wrong = hermes({"name": "add", "arguments": {"a": "1"}})
     for is_required in (True, False):
-        several = calls_grammar(HERMES, TOOLS, words, is_required=is_required, has_several=True)
+        multi_call = calls_grammar(HERMES, TOOLS, words, is_required=is_required, has_several=True)
         single = calls_grammar(HERMES, TOOLS, words, is_required=is_required, has_several=False)
-        assert several is not None and single is not None
-        assert is_answer(words, several, hermes(ADD)) and is_answer(words, several, hermes(ADD, SUB))
-        assert is_answer(words, single, hermes(SUB)) and not is_answer(words, several, wrong)
-        assert is_answer(words, several, "some text") == (not is_required)
-        assert is_answer(words, several, f"text {hermes(ADD)}") == (not is_required)
+        assert multi_call is not None and single is not None
+        assert is_answer(words, multi_call, hermes(ADD)) and is_answer(words, multi_call, hermes(ADD, SUB))
+        assert is_answer(words, single, hermes(SUB)) and not is_answer(words, multi_call, wrong)
+        assert is_answer(words, multi_call, "some text") == (not is_required)
+        assert is_answer(words, multi_call, f"text {hermes(ADD)}") == (not is_required)
     assert not is_answer(words, single, f"text {wrong}")
-    either = calls_grammar(HERMES, TOOLS, words, is_required=False, has_several=True, schema=PARAMETERS)
-    assert either is not None and is_answer(words, either, '{"a": 3}') and is_answer(words, either, hermes(ADD))
-    assert not is_answer(words, either, "some text")
+    grammar = calls_grammar(HERMES, TOOLS, words, is_required=False, has_several=True, schema=PARAMETERS)
+    assert grammar is not None and is_answer(words, grammar, '{"a": 3}') and is_answer(words, grammar, hermes(ADD))
+    assert not is_answer(words, grammar, "some text")
 
 
 def test_lists_and_whole_answers_have_grammars():
@@ -469,11 +477,13 @@ def test_lists_and_whole_answers_have_grammars():
     calls = [call | {"id": "abcdefgh9"} for call in (ADD, SUB)]
     assert marked is not None and is_answer(words, marked, f"[TOOL_CALLS]{json.dumps(calls[:1])}")
     assert not is_answer(words, marked, f"[TOOL_CALLS]{json.dumps(calls)}")
-    several = calls_grammar(MISTRAL, TOOLS, words, is_required=False, has_several=True)
-    assert several is not None and is_answer(words, several, f"ok [TOOL_CALLS]{json.dumps(calls)}")
-    whole = calls_grammar(LLAMA, TOOLS[:1], words, is_required=True, has_several=True)
-    assert whole is not None and is_answer(words, whole, '{"name": "add", "parameters": {"a": 1}}')
-    assert not is_answer(words, whole, '{"name": "sub", "parameters": {"a": 1}}')
+    grammar = calls_grammar(MISTRAL, TOOLS, words, is_required=False, has_several=True)
+    assert grammar is not None and is_answer(words, grammar, f"ok [TOOL_CALLS]{json.dumps(calls)}")
+    parallel_grammar = calls_grammar(LLAMA, TOOLS[:1], words, is_required=True, has_several=True)
+    assert parallel_grammar is not None and is_answer(
+        words, parallel_grammar, '{"name": "add", "parameters": {"a": 1}}'
+    )
+    assert not is_answer(words, parallel_grammar, '{"name": "sub", "parameters": {"a": 1}}')
     assert calls_grammar(LLAMA, TOOLS, words, is_required=False, has_several=True) is None
 
 

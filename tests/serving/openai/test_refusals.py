@@ -201,12 +201,12 @@ def test_an_answer_that_takes_too_long_is_an_error(lm, monkeypatch: pytest.Monke
     model = ServedLanguageModel("tiny", lm)
     with served([model], RequestLimits(seconds=0.5)) as url, client(url) as api:
         slow = paused(model, monkeypatch)
-        asked = {"model": "tiny", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
+        request = {"model": "tiny", "prompt": "a", "max_tokens": 900, "extra_body": {"ignore_eos": True}}
         with pytest.raises(openai.InternalServerError) as error:
-            api.completions.create(**asked)
+            api.completions.create(**request)
         assert error.value.status_code == 504
         with pytest.raises(openai.APIError, match=r"within 0\.5 s"):
-            list(api.completions.create(stream=True, **asked))
+            list(api.completions.create(stream=True, **request))
         until(lambda: model.engine.statistics().running == 0)
         slow.clear()
 

@@ -64,13 +64,13 @@ def test_models_are_listed_and_described(api, url: str):
 
 
 def test_a_completion_is_what_the_model_generates(api, lm):
-    wanted = lm.generate("The", max_tokens=12, temperature=0, logprobs=0)
+    expected = lm.generate("The", max_tokens=12, temperature=0, logprobs=0)
     answer = api.completions.create(prompt="The", max_tokens=12, **GREEDY)
-    assert answer.choices[0].text == wanted.text and answer.choices[0].finish_reason == wanted.finish
-    assert answer.usage.prompt_tokens == wanted.prompt_tokens
-    assert answer.usage.completion_tokens == len(wanted.ids)
+    assert answer.choices[0].text == expected.text and answer.choices[0].finish_reason == expected.finish
+    assert answer.usage.prompt_tokens == expected.prompt_tokens
+    assert answer.usage.completion_tokens == len(expected.ids)
     of_ids = api.completions.create(prompt=lm.tokenizer.encode("The"), max_tokens=12, **GREEDY)
-    assert of_ids.choices[0].text == wanted.text
+    assert of_ids.choices[0].text == expected.text
     assert api.completions.create(prompt="The", **GREEDY).usage.completion_tokens <= 16
 
 
@@ -78,13 +78,13 @@ def test_several_prompts_and_choices_have_their_places(api, lm):
     prompts, seeds = ["The", "A dog"], [5, 6]
     options = {"max_tokens": 8, "temperature": 1.0, "top_p": 0.9}
     answer = api.completions.create(model="tiny", prompt=prompts, n=2, seed=5, **options)
-    wanted = [lm.generate(p, seed=s, **options) for p in prompts for s in seeds]
-    assert [c.text for c in answer.choices] == wanted and [c.index for c in answer.choices] == [0, 1, 2, 3]
+    expected = [lm.generate(p, seed=s, **options) for p in prompts for s in seeds]
+    assert [c.text for c in answer.choices] == expected and [c.index for c in answer.choices] == [0, 1, 2, 3]
     assert answer.usage.prompt_tokens == sum(len(lm.tokenizer.encode(p)) for p in prompts)
 
 
 def test_the_parts_of_streams_are_the_whole(api):
-    whole = api.completions.create(prompt=["The", "A dog"], max_tokens=12, **GREEDY)
+    completion = api.completions.create(prompt=["The", "A dog"], max_tokens=12, **GREEDY)
     texts, finishes, usages = ["", ""], ["", ""], []
     for chunk in api.completions.create(
         prompt=["The", "A dog"], max_tokens=12, stream=True, stream_options={"include_usage": True}, **GREEDY
@@ -93,37 +93,37 @@ def test_the_parts_of_streams_are_the_whole(api):
         for choice in chunk.choices:
             texts[choice.index] += choice.text
             finishes[choice.index] = choice.finish_reason or finishes[choice.index]
-    assert texts == [c.text for c in whole.choices] and finishes == [c.finish_reason for c in whole.choices]
-    assert usages[-1] == whole.usage and not any(usages[:-1])
+    assert texts == [c.text for c in completion.choices] and finishes == [c.finish_reason for c in completion.choices]
+    assert usages[-1] == completion.usage and not any(usages[:-1])
 
 
 def test_chats_whole_and_in_parts(api, lm):
-    wanted = lm.chat(CHAT, max_tokens=12, temperature=0, logprobs=0)
+    expected = lm.chat(CHAT, max_tokens=12, temperature=0, logprobs=0)
     answer = api.chat.completions.create(messages=CHAT, max_completion_tokens=12, **GREEDY)
     message = answer.choices[0].message
-    assert message.content == wanted.text and message.role == "assistant" and not message.tool_calls
+    assert message.content == expected.text and message.role == "assistant" and not message.tool_calls
     chunks = [*api.chat.completions.create(messages=CHAT, max_tokens=12, stream=True, **GREEDY)]
     assert chunks[0].choices[0].delta.role == "assistant" and len({c.id for c in chunks}) == 1
-    assert "".join(c.choices[0].delta.content or "" for c in chunks) == wanted.text
-    assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == [wanted.finish]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == expected.text
+    assert [c.choices[0].finish_reason for c in chunks if c.choices[0].finish_reason] == [expected.finish]
     parts = [{"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief"}]}]
     data = [{"role": "system", "content": "Be brief"}, *CHAT]
     answer = api.chat.completions.create(messages=parts + CHAT, max_tokens=8, **GREEDY)
     assert answer.choices[0].message.content == lm.chat(data, max_tokens=8, temperature=0)
     # an answer goes back as it came
-    turns = [*CHAT, answer.choices[0].message, *CHAT]
-    assert api.chat.completions.create(messages=turns, max_tokens=4, **GREEDY).usage.completion_tokens
+    messages = [*CHAT, answer.choices[0].message, *CHAT]
+    assert api.chat.completions.create(messages=messages, max_tokens=4, **GREEDY).usage.completion_tokens
 
 
 def test_logprobs_are_those_of_the_model(api, lm):
-    wanted = lm.chat(CHAT, max_tokens=10, temperature=0, logprobs=3)
+    expected = lm.chat(CHAT, max_tokens=10, temperature=0, logprobs=3)
     response = api.chat.completions.create(messages=CHAT, max_tokens=10, logprobs=True, top_logprobs=3, **GREEDY)
     entries = response.choices[0].logprobs.content
-    np.testing.assert_allclose([e.logprob for e in entries], [t.logprob for t in wanted.tokens], atol=2e-5)
-    assert [bytes(e.bytes) for e in entries] == [lm.tokenizer.token_bytes(t.id) for t in wanted.tokens]
+    np.testing.assert_allclose([e.logprob for e in entries], [t.logprob for t in expected.tokens], atol=2e-5)
+    assert [bytes(e.bytes) for e in entries] == [lm.tokenizer.token_bytes(t.id) for t in expected.tokens]
     plain = b"".join(bytes(e.bytes) for e in entries if e.token not in SPECIAL)
-    assert plain.decode(errors="replace") == wanted.text
-    for entry, token in zip(entries, wanted.tokens, strict=True):
+    assert plain.decode(errors="replace") == expected.text
+    for entry, token in zip(entries, expected.tokens, strict=True):
         assert [t.bytes for t in entry.top_logprobs] == [[*lm.tokenizer.token_bytes(i)] for i, _ in token.top]
         assert entry.top_logprobs[0].logprob == entry.logprob  # greedy
     stream = api.chat.completions.create(messages=CHAT, max_tokens=10, logprobs=True, stream=True, **GREEDY)
@@ -135,10 +135,10 @@ def test_logprobs_are_those_of_the_model(api, lm):
 
 
 def test_stop_strings_bias_and_penalties_reach_the_model(api, lm):
-    whole = lm.generate("The", max_tokens=12, temperature=0)
-    stop = whole[4:6]
+    text = lm.generate("The", max_tokens=12, temperature=0)
+    stop = text[4:6]
     answer = api.completions.create(prompt="The", max_tokens=12, stop=[stop], **GREEDY).choices[0]
-    assert answer.text == whole[: whole.index(stop)] and answer.finish_reason == "stop"
+    assert answer.text == text[: text.index(stop)] and answer.finish_reason == "stop"
     assert api.completions.create(prompt="The", max_tokens=3, logit_bias={"65": 100}, **GREEDY).choices[0].text == (
         lm.tokenizer.token(65) * 3
     )
@@ -172,32 +172,36 @@ def test_answers_keep_to_schemas(api, stream: bool):
 def test_tools_are_called_with_arguments_of_their_schema(api, choice):
     other = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {},
              "additionalProperties": False}}}  # fmt: skip
-    asked = {"messages": CHAT, "tools": [ADD, other], "tool_choice": choice, "parallel_tool_calls": False,
+    request = {"messages": CHAT, "tools": [ADD, other], "tool_choice": choice, "parallel_tool_calls": False,
              "max_tokens": 200, "seed": 2, "model": "tiny"}  # fmt: skip
-    whole = api.chat.completions.create(**asked).choices[0]
-    call = whole.message.tool_calls[0]
-    assert whole.finish_reason == "tool_calls" and whole.message.content is None and len(whole.message.tool_calls) == 1
+    choice_ = api.chat.completions.create(**request).choices[0]
+    call = choice_.message.tool_calls[0]
+    assert (
+        choice_.finish_reason == "tool_calls"
+        and choice_.message.content is None
+        and len(choice_.message.tool_calls) == 1
+    )
     if choice != "required":
         assert call.function.name == "add"
     arguments = json.loads(call.function.arguments)
     assert arguments.keys() == ({"sign", "far"} if call.function.name == "add" else set())
-    parts = [c.choices[0] for c in api.chat.completions.create(stream=True, **asked)]
+    parts = [c.choices[0] for c in api.chat.completions.create(stream=True, **request)]
     calls = [call for part in parts for call in part.delta.tool_calls or []]
     text = "".join(call.function.arguments for call in calls)
     assert calls[0].id and not any(call.id or call.function.name for call in calls[1:])
     assert calls[0].function.name == call.function.name and {call.index for call in calls} == {0}
     assert json.loads(text) == arguments and parts[-1].finish_reason == "tool_calls"
     # the result goes back
-    turns = [*CHAT, whole.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
-    answer = api.chat.completions.create(messages=turns, tools=[ADD, other], max_tokens=4, model="tiny")
+    messages = [*CHAT, choice_.message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+    answer = api.chat.completions.create(messages=messages, tools=[ADD, other], max_tokens=4, model="tiny")
     assert answer.usage.prompt_tokens > 100
 
 
 def test_tools_left_alone_are_no_calls(api):
-    asked = {"messages": CHAT, "tools": [ADD], "max_tokens": 12, **GREEDY}
+    request = {"messages": CHAT, "tools": [ADD], "max_tokens": 12, **GREEDY}
     without = api.chat.completions.create(messages=CHAT, max_tokens=12, **GREEDY)
-    assert api.chat.completions.create(tool_choice="none", **asked).choices[0].message == without.choices[0].message
-    auto = api.chat.completions.create(**asked)
+    assert api.chat.completions.create(tool_choice="none", **request).choices[0].message == without.choices[0].message
+    auto = api.chat.completions.create(**request)
     assert not auto.choices[0].message.tool_calls and auto.usage.prompt_tokens > without.usage.prompt_tokens
 
 
@@ -213,13 +217,13 @@ def test_embeddings_in_both_forms(api, lm):
 
 def test_many_clients_get_the_answers_of_single_calls(api, lm):
     prompts = [f"{word} {i}" for i, word in enumerate(["one", "two", "three", "four"] * 3)]
-    wanted = [lm.generate(p, max_tokens=10, temperature=0) for p in prompts]
+    expected = [lm.generate(p, max_tokens=10, temperature=0) for p in prompts]
 
-    def ask(prompt: str) -> str:
+    def complete(prompt: str) -> str:
         return api.completions.create(prompt=prompt, max_tokens=10, **GREEDY).choices[0].text
 
     with ThreadPoolExecutor(6) as executor:
-        assert [*executor.map(ask, prompts)] == wanted
+        assert [*executor.map(complete, prompts)] == expected
 
 
 def test_metrics_tell_tokens_and_times(api, url: str):
@@ -251,25 +255,25 @@ def test_calls_in_xml_and_thoughts_are_told_apart(tmp_path: Path):
     models = {"coder": CODER, "thinker": THINKER}
     for name in models:
         (tmp_path / name).mkdir()
-    own = [ServedLanguageModel(n, language_model(tmp_path / n, template)) for n, template in models.items()]
-    with served(own) as url, client(url) as api:
-        asked = {"model": "coder", "messages": CHAT, "tools": [ADD], "tool_choice": "required", "temperature": 0,
+    served_models = [ServedLanguageModel(n, language_model(tmp_path / n, template)) for n, template in models.items()]
+    with served(served_models) as url, client(url) as api:
+        request = {"model": "coder", "messages": CHAT, "tools": [ADD], "tool_choice": "required", "temperature": 0,
                  "parallel_tool_calls": False, "max_tokens": 200}  # fmt: skip
-        whole = api.chat.completions.create(**asked).choices[0]
-        call = whole.message.tool_calls[0].function
+        choice_ = api.chat.completions.create(**request).choices[0]
+        call = choice_.message.tool_calls[0].function
         arguments = json.loads(call.arguments)
-        assert whole.finish_reason == "tool_calls" and call.name == "add"
+        assert choice_.finish_reason == "tool_calls" and call.name == "add"
         assert arguments["sign"] in ("plus", "minus") and isinstance(arguments["far"], bool)
-        parts = [part.choices[0].delta for part in api.chat.completions.create(stream=True, **asked)]
+        parts = [part.choices[0].delta for part in api.chat.completions.create(stream=True, **request)]
         facts = [one for part in parts for one in part.tool_calls or []]
         fragments = [one.function.arguments or "" for one in facts if one.function]
         assert len(facts) > 1 and "".join(fragments) == call.arguments
 
-        asked = {"model": "thinker", "messages": CHAT, "temperature": 0, "max_tokens": 8}
-        plain = api.chat.completions.create(**asked, extra_body={"reasoning_format": "none"}).choices[0].message
-        thought = api.chat.completions.create(**asked).choices[0].message
+        request = {"model": "thinker", "messages": CHAT, "temperature": 0, "max_tokens": 8}
+        plain = api.chat.completions.create(**request, extra_body={"reasoning_format": "none"}).choices[0].message
+        thought = api.chat.completions.create(**request).choices[0].message
         assert plain.content and thought.content == "" and thought.reasoning_content.strip() == plain.content.strip()
-        deltas = [part.choices[0].delta for part in api.chat.completions.create(stream=True, **asked)]
+        deltas = [part.choices[0].delta for part in api.chat.completions.create(stream=True, **request)]
         thoughts = [getattr(delta, "reasoning_content", None) or "" for delta in deltas]
         assert "".join(thoughts).strip() == thought.reasoning_content.strip()
         assert not any(delta.content for delta in deltas)

@@ -18,7 +18,7 @@ class Machine:
     time: float = 0.0
     joules: float = 0.0
     writers: list[Callable[[Machine], None]] = field(default_factory=list)
-    shown: float = 0.0  # when the counters were last written
+    written_at: float = 0.0  # when the counters were last written
 
     def clock(self) -> float:
         return self.time
@@ -31,12 +31,12 @@ class Machine:
         while seconds > 0:
             piece = seconds
             if self.step:
-                piece = min(seconds, max(1e-9, self.shown + self.step - self.time))
+                piece = min(seconds, max(1e-9, self.written_at + self.step - self.time))
             self.time += piece
             self.joules += piece * watts
             seconds -= piece
-            if not self.step or self.time >= self.shown + self.step - 1e-12:
-                self.shown = self.time
+            if not self.step or self.time >= self.written_at + self.step - 1e-12:
+                self.written_at = self.time
                 for write in self.writers:
                     write(self)
 

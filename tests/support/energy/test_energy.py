@@ -31,14 +31,14 @@ def energy(machine: Machine, call_seconds: float = 0.01, **options: object) -> E
 
 def test_no_counter_is_told_and_nothing_runs(tmp_path: Path) -> None:
     outcome = find_counters("0000:17:00.0", tmp_path, without_nvml)
-    ran: list[float] = []
+    durations_s: list[float] = []
 
     def window(seconds: float) -> int:
-        ran.append(seconds)
+        durations_s.append(seconds)
         return 1
 
     result = measure(window, outcome)
-    assert not ran and result.joules is None and result.cost_of_million(1) is None
+    assert not durations_s and result.joules is None and result.cost_of_million(1) is None
     assert str(result).startswith(NO_COUNTER) and "cannot open shared object file" in str(result)
     assert str(measure(window, find_counters(None, tmp_path))) == NO_COUNTER
 
@@ -163,9 +163,9 @@ def test_a_counter_that_stands_still_is_left_out(tmp_path: Path) -> None:
     assert result.joules is None and "package-0 (RAPL) does not advance" in str(result)
 
 
-@pytest.mark.parametrize(("options", "told"), [({"seconds": 2.9}, "at least 3"), ({"windows": 0}, "windows")])
-def test_windows_are_long_enough(tmp_path: Path, options: dict, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+@pytest.mark.parametrize(("options", "message"), [({"seconds": 2.9}, "at least 3"), ({"windows": 0}, "windows")])
+def test_windows_are_long_enough(tmp_path: Path, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         measure(lambda seconds: 1, EnergyCounters((), ()), **options)
 
 

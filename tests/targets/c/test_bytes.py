@@ -31,7 +31,7 @@ def _levels(total: Node, channels: int, low: int = -128) -> Node:
     return ops.cast(ops.clip(ops.add(multiplied(biased, by), -7), low, 127), i8)
 
 
-def _moved(x: Node, zero: int) -> Node:
+def _shift(x: Node, zero: int) -> Node:
     return ops.Dequantize()(x, const(np.asarray(zero, x.dtype.numpy)))
 
 
@@ -73,7 +73,7 @@ def test_rounded_rows(rows: int, tmp_path: Path):
 )
 def test_products(rows: int, k: int, columns: int, core: str, tmp_path: Path):
     x = Input("x", TensorType(i8, (rows, k)))()
-    y = ops.linear(_moved(x, -11), ops.cast(_weights(columns, k), i32))
+    y = ops.linear(_shift(x, -11), ops.cast(_weights(columns, k), i32))
     source = _check(Graph((x,), (_levels(y, columns),)), tmp_path, core)
     dot = "IG_PAIRS" if core.startswith("vector") else "ig_dot"
     assert dot in source.partition("static void")[2] or k == 1 or rows * columns == 1
@@ -84,10 +84,10 @@ def test_products(rows: int, k: int, columns: int, core: str, tmp_path: Path):
 @pytest.mark.parametrize("core", ["", "cortex-m55", "vector16", "vector32"])
 @pytest.mark.parametrize(("dtype", "zero"), [(i8, -128), (i8, 5), (u8, 131), (i8, 0)])
 @pytest.mark.parametrize(
-    ("channels", "out", "groups", "window"), [(3, 5, 1, 3), (8, 6, 2, 3), (6, 6, 6, 3), (17, 4, 1, 1)]
+    ("channels", "out_channels", "groups", "window"), [(3, 5, 1, 3), (8, 6, 2, 3), (6, 6, 6, 3), (17, 4, 1, 1)]
 )
 def test_convolutions_with_padding(
-    dtype: DType, zero: int, channels: int, out: int, groups: int, window: int, core: str, tmp_path: Path
+    dtype: DType, zero: int, channels: int, out_channels: int, groups: int, window: int, core: str, tmp_path: Path
 ):
     x = Input("x", TensorType(dtype, (2, 7, 6, channels)))()
     pad = (window // 2, window // 2)
@@ -95,9 +95,9 @@ def test_convolutions_with_padding(
     op = ops.Convolution(
         (2, 1), (pad, pad), (1, 1), (1, 1), *layouts, feature_groups=groups, batch_groups=1
     )  # fmt: skip
-    y = op(_moved(x, zero), _weights(out, window, window, channels // groups))
+    y = op(_shift(x, zero), _weights(out_channels, window, window, channels // groups))
     low = -3 if groups > 1 else -128
-    source = _check(Graph((x,), (_levels(y, out, low),)), tmp_path, core)
+    source = _check(Graph((x,), (_levels(y, out_channels, low),)), tmp_path, core)
     assert "const ig_i32 *v_in0" not in source
 
 
@@ -107,7 +107,7 @@ def test_a_halo_shares_memory_and_is_filled_for_each_call(tmp_path: Path):
     layouts = ("NHWC", "OHWI", "NHWC")
     op = ops.Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), *layouts, feature_groups=1, batch_groups=1)
     for _ in range(5):
-        y = _levels(op(_moved(y, -7), _weights(8, 3, 3, 8)), 8)
+        y = _levels(op(_shift(y, -7), _weights(8, 3, 3, 8)), 8)
     pooled = ops.Reduce("sum", (1, 2))(ops.cast(y, i32))
     graph = Graph((x,), (pooled,))
     _check(graph, tmp_path, "")

@@ -37,12 +37,12 @@ def test_weights_in_a_file_and_the_callers_arena(tmp_path: Path) -> None:
     library = built(tmp_path, tmp_path / "net.c", None, "-DNET_NO_ARENA")
     assert not hasattr(library, "net_run")
     weights = np.fromfile(tmp_path / "net.bin", np.uint8)
-    held, arena = np.zeros(len(weights) // 8 + 1, np.uint64), np.zeros(1 << 20, np.uint64)
-    out = np.zeros((2, 324), np.float32)
-    held.view(np.uint8)[: len(weights)] = weights
-    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (arena, held, image, out)]
+    state, arena = np.zeros(len(weights) // 8 + 1, np.uint64), np.zeros(1 << 20, np.uint64)
+    result = np.zeros((2, 324), np.float32)
+    state.view(np.uint8)[: len(weights)] = weights
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (arena, state, image, result)]
     assert library.net_run_in(*pointers) == 0
-    np.testing.assert_allclose(out, interpret(graph, [image])[0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(result, interpret(graph, [image])[0], rtol=1e-5, atol=1e-7)
     assert library.net_run_in(None, *pointers[1:]) == 1
     assert library.net_run_in(ctypes.c_void_p(arena.ctypes.data + 4), *pointers[1:]) == 2
 
@@ -70,24 +70,24 @@ def test_state_in_the_callers_memory_and_in_the_programs_own(tmp_path: Path) -> 
     assert [bool(s.copy_reason) for s in program.state] == [False, True]
     TARGET.export(program, tmp_path / "net.c")
     library, rng = built(tmp_path, tmp_path / "net.c"), np.random.default_rng(0)
-    arena, kept = np.zeros(1 << 12, np.uint64), np.zeros(1 << 10, np.uint64)
-    y, memory, held = (
+    arena, state_buffer = np.zeros(1 << 12, np.uint64), np.zeros(1 << 10, np.uint64)
+    y, memory, state_memory = (
         np.zeros((3, 5), np.float32),
-        *(ctypes.c_void_p(a.ctypes.data) for a in (arena, kept)),
+        *(ctypes.c_void_p(a.ctypes.data) for a in (arena, state_buffer)),
     )
-    assert library.net_reset(held) == 0
+    assert library.net_reset(state_memory) == 0
     state = [first, np.zeros((3, 5), np.float32)]
     value = np.empty((3, 5), np.float32)
     pointers = [ctypes.c_void_p(a.ctypes.data) for a in (value, y)]
-    for turn in range(6):
-        if turn == 3:
-            assert library.net_reset(held) == 0 and library.net_reset(None) == 0
+    for step in range(6):
+        if step == 3:
+            assert library.net_reset(state_memory) == 0 and library.net_reset(None) == 0
             state = [first, np.zeros((3, 5), np.float32)]
         value[:] = rng.standard_normal((3, 5), np.float32)
         *state, expected = interpret(graph, (value.copy(), *state))
-        for run, own in ((library.net_run, ()), (library.net_run_in, (memory, held))):
+        for run, arguments in ((library.net_run, ()), (library.net_run_in, (memory, state_memory))):
             y.fill(0)
-            assert run(*own, *pointers) == 0
+            assert run(*arguments, *pointers) == 0
             np.testing.assert_allclose(y, expected, rtol=1e-6)
     assert library.net_run_in(memory, None, *pointers) == 1
 

@@ -57,8 +57,8 @@ def test_a_branch_that_is_always_taken_is_no_branch():
     y, top = Buffer("y", f32, writable=True), Block()
 
     def body(block: Block, i: k.Expr) -> None:
-        taken, other = k.binary("lt", i, integer(10)), k.binary("ge", i, integer(5))
-        block.when(taken, lambda b: b.store(y, i, k.lit(1.0, f32)), lambda b: b.store(y, i, k.lit(2.0, f32)))
+        condition, other = k.binary("lt", i, integer(10)), k.binary("ge", i, integer(5))
+        block.when(condition, lambda b: b.store(y, i, k.lit(1.0, f32)), lambda b: b.store(y, i, k.lit(2.0, f32)))
         block.when(other, lambda b: b.store(y, i, k.lit(3.0, f32)))
 
     top.loop("i", 0, 10, 1, body)
@@ -68,15 +68,15 @@ def test_a_branch_that_is_always_taken_is_no_branch():
 
 def test_a_product_is_of_what_registers_held_when_it_was_bound():
     """The upper half of a product is one function, but not of a register that was written since."""
-    out, top = Buffer("out", i32, writable=True), Block()
+    result, top = Buffer("out", i32, writable=True), Block()
     acc = top.alloc("acc", i32, 1)
     top.store(acc, integer(0), k.lit(1 << 20, i32))
     wide = top.let(k.cast(k.load(acc, integer(0)), i64), "w")
-    held = top.let(k.load(acc, integer(0)), "h")
+    loaded = top.let(k.load(acc, integer(0)), "h")
     top.store(acc, integer(0), k.lit(5, i32))
-    for place, x in enumerate((wide, top.let(k.cast(held, i64), "x"))):
+    for place, x in enumerate((wide, top.let(k.cast(loaded, i64), "x"))):
         product = top.let(k.mul(x, k.cast(k.lit(3 << 20, i32), i64)), "p")
         total = top.let(k.binary("add", product, k.lit(1 << 31, i64)), "t")
-        top.store(out, integer(place), k.cast(k.binary("ashr", total, k.lit(32, i64)), i32))
-    text = print_kernel(Kernel("k", (out,), (), k.var("chunk"), integer(1), top.body))
+        top.store(result, integer(place), k.cast(k.binary("ashr", total, k.lit(32, i64)), i32))
+    text = print_kernel(Kernel("k", (result,), (), k.var("chunk"), integer(1), top.body))
     assert text.count("ig_mul_high(") == 1

@@ -68,6 +68,6 @@ def aligned(shape: int | tuple[int, ...], dtype: np.typing.DTypeLike = np.float3
 
 def place(array: np.ndarray) -> np.ndarray:
     """A copy at a 64-byte boundary."""
-    out = aligned(array.shape, array.dtype)
-    out[...] = array
-    return out
+    target = aligned(array.shape, array.dtype)
+    target[...] = array
+    return target

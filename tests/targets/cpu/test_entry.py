@@ -51,16 +51,16 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    made = Bench()
-    yield made
-    made.pool[SPIN] = made.spin  # others may share the pool
+    fake_bench = Bench()
+    yield fake_bench
+    fake_bench.pool[SPIN] = fake_bench.spin  # others may share the pool
 
 
 @pytest.mark.parametrize(
-    ("alone", "with_worker", "woken"), [(0, 0, True), (0, 5000, False), (4000, 5000, False), (6000, 5000, True)]
+    ("single_us", "with_worker", "woken"), [(0, 0, True), (0, 5000, False), (4000, 5000, False), (6000, 5000, True)]
 )
-def test_what_took_less_is_done(bench: Bench, alone: int, with_worker: int, woken: bool):
-    bench.times[[ALONE, WOKEN]] = alone, with_worker
+def test_what_took_less_is_done(bench: Bench, single_us: int, with_worker: int, woken: bool):
+    bench.times[[ALONE, WOKEN]] = single_us, with_worker
     assert bench.woken() == woken
 
 

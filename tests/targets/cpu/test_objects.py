@@ -28,11 +28,11 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     texts: list[str] = []
     inner = objects.submit
 
-    def counted(text: str, features: Features):
+    def emit_and_count(text: str, features: Features):
         texts.append(text)
         return inner(text, features)
 
-    monkeypatch.setattr(objects, "submit", counted)
+    monkeypatch.setattr(objects, "submit", emit_and_count)
     monkeypatch.setattr(assemble, "_drivers", {})
     return texts
 
@@ -76,26 +76,26 @@ def test_texts_and_machines_have_objects_of_their_own(tmp_path: Path, begun: lis
     arm = Features("aarch64", ("fp-armv8", "neon"), "")
     small = Features("x86_64", (), "")
     with sharing(DiskCache(tmp_path)):
-        made = [compiled(text, f) for text in (TEXT, TEXT + "\n") for f in (arm, small)]
+        stored_objects = [compiled(text, f) for text in (TEXT, TEXT + "\n") for f in (arm, small)]
         assert len(begun) == 4
-        store(made)
-        again = [compiled(text, f) for text in (TEXT, TEXT + "\n") for f in (arm, small)]
-        assert len(begun) == 4 and [o.code.result() for o in again] == [o.code.result() for o in made]
+        store(stored_objects)
+        second = [compiled(text, f) for text in (TEXT, TEXT + "\n") for f in (arm, small)]
+        assert len(begun) == 4 and [o.code.result() for o in second] == [o.code.result() for o in stored_objects]
 
 
 def test_a_damaged_object_is_made_again(tmp_path: Path, begun: list[str]):
     disk = DiskCache(tmp_path)
     small = Features("x86_64", (), "")
     with sharing(disk):
-        store([made := compiled(TEXT, small)])
-        assert made.key is not None
-        path = disk.path(made.key)
+        store([object_ := compiled(TEXT, small)])
+        assert object_.key is not None
+        path = disk.path(object_.key)
         for damage in (b"", path.read_bytes()[:-1], bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]):
             path.write_bytes(damage)
-            again = compiled(TEXT, small)
-            assert again.key == made.key and not path.exists()
-            store([again])
-            assert path.read_bytes().endswith(made.code.result() + made.key.encode())
+            recompiled = compiled(TEXT, small)
+            assert recompiled.key == object_.key and not path.exists()
+            store([recompiled])
+            assert path.read_bytes().endswith(object_.code.result() + object_.key.encode())
     assert len(begun) == 4
 
 

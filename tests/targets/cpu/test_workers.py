@@ -29,15 +29,15 @@ def module(number: int, lines: int = 1) -> str:
 
 @pytest.fixture
 def pool() -> Iterator[Pool]:
-    made = Pool(LLVM, 2)
-    yield made
-    made.kill()
+    llvm_pool = Pool(LLVM, 2)
+    yield llvm_pool
+    llvm_pool.kill()
 
 
 def begin(pool: Pool, text: str) -> Future[bytes]:
-    asked = workers.compile_job(text, HOST)
-    pool.submit(asked)
-    return asked.future
+    job = workers.compile_job(text, HOST)
+    pool.submit(job)
+    return job.future
 
 
 def alive(pool: Pool) -> list[int]:
@@ -53,10 +53,10 @@ def until(condition: object, seconds: float = 30.0) -> None:
 
 
 def test_code_is_the_same_wherever_it_is_generated(monkeypatch: pytest.MonkeyPatch):
-    here = emit(module(3), HOST)
-    assert submit(module(3), HOST).result() == here
+    local_code = emit(module(3), HOST)
+    assert submit(module(3), HOST).result() == local_code
     monkeypatch.setenv("INGOT_WORKERS", "0")
-    assert submit(module(3), HOST).result() == here
+    assert submit(module(3), HOST).result() == local_code
     assert host_features() == HOST
     assert b"f3:" in submit(module(3), HOST, assembly=True).result()
 
@@ -152,26 +152,26 @@ def run(body: str, expected: int = 0) -> str:
 
 
 def test_after_fork_both_sides_compile():
-    out = run("""
+    stdout = run("""
 if (pid := os.fork()) == 0:
     print(submit() > 0, flush=True)
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 print(submit() > 0)
 """)
-    assert out == "True\nTrue\nTrue\n"
+    assert stdout == "True\nTrue\nTrue\n"
 
 
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
 def test_no_process_is_left(end: str):
     pool = "workers._workers()._children"
-    out = run(f"print(*(c.process.pid for c in {pool}), flush=True)\n{end}", -9 if end else 0)
-    pids = [int(pid) for pid in out.split()[1:]]
+    stdout = run(f"print(*(c.process.pid for c in {pool}), flush=True)\n{end}", -9 if end else 0)
+    pids = [int(pid) for pid in stdout.split()[1:]]
     assert pids
-    until(lambda: not any(_runs(pid) for pid in pids))
+    until(lambda: not any(_is_running(pid) for pid in pids))
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         return b"ingot" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -20,7 +20,7 @@ from ingot.pipeline.build import build_program  # noqa: E402
 from ingot.pipeline.target import features_of  # noqa: E402
 from ingot.support.cubins import unpack  # noqa: E402
 from ingot.support.errors import IngotError, InputError  # noqa: E402
-from tests.conformance.samples import OPS, STATIC_ONLY, Sample, together  # noqa: E402
+from tests.conformance.samples import OPS, STATIC_ONLY, Sample, combine  # noqa: E402
 from tests.conformance.targets import COLLECTIVES, LONG, NO_TILES  # noqa: E402
 
 MI300 = features_of("hip:gfx942")
@@ -60,7 +60,7 @@ def first_sample(cls: type[Op]) -> Sample | None:
 def test_a_sample_of_each_op(cls: type[Op]) -> None:
     sample = first_sample(cls)
     if sample is not None:
-        compiled(together([sample]).graph)
+        compiled(combine([sample]).graph)
 
 
 def test_a_block_of_a_transformer() -> None:

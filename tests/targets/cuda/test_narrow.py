@@ -42,9 +42,9 @@ def converted(values: np.ndarray, dtype: DType) -> np.ndarray:
     kernel = lower_narrow_floats(k.Kernel("convert", (x, y), (), k.var("chunk"), k.integer(1), body))
     verify_kernel(kernel, "narrow")
     stored = {name: np.uint8 if d in NARROW_FORMATS else d.numpy for name, d in (("x", source), ("y", dtype))}
-    out = np.zeros(values.size, stored["y"])
-    run_kernel(kernel, {"x": values.view(stored["x"]), "y": out}, {})
-    return out
+    result = np.zeros(values.size, stored["y"])
+    run_kernel(kernel, {"x": values.view(stored["x"]), "y": result}, {})
+    return result
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -65,9 +65,9 @@ def test_bits_are_taken_as_they_are(dtype: DType) -> None:
     body = (k.Store(y, at, value),)
     kernel = lower_narrow_floats(k.Kernel("bits", (x, y), (), k.var("chunk"), k.integer(1), body))
     verify_kernel(kernel, "narrow")
-    codes, out = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
-    run_kernel(kernel, {"x": codes, "y": out}, {})
-    np.testing.assert_array_equal(out, codes)
+    codes, result = np.arange(256, dtype=np.uint8), np.zeros(256, np.uint8)
+    run_kernel(kernel, {"x": codes, "y": result}, {})
+    np.testing.assert_array_equal(result, codes)
 
 
 @pytest.mark.parametrize("dtype", KINDS)
@@ -77,7 +77,7 @@ def test_numbers_are_rounded_once(dtype: DType, source: DType) -> None:
     codes = np.arange(1 << dtype.bits, dtype=np.uint8).view(dtype.numpy).astype(np.float64)
     exact = np.sort(codes[np.isfinite(codes)])
     middle = (exact[1:] + exact[:-1]) / 2
-    most = [
+    limits = [
         exact[-1] * 1.01,
         exact[-1] * 1.0625,
         exact[-1] * 1.07,
@@ -90,7 +90,7 @@ def test_numbers_are_rounded_once(dtype: DType, source: DType) -> None:
         1e-30,
     ]
     with np.errstate(all="ignore"):
-        values = np.concatenate([exact, middle, most]).astype(source.numpy)
+        values = np.concatenate([exact, middle, limits]).astype(source.numpy)
         values = np.concatenate([values, *(np.nextafter(values, source.numpy.type(d)) for d in (-np.inf, np.inf))])
         want = values.astype(dtype.numpy)
     got = converted(values, dtype).view(dtype.numpy)
@@ -102,13 +102,15 @@ def test_numbers_are_rounded_once(dtype: DType, source: DType) -> None:
 KIND_PAIRS = [(f8e4m3fn, f8e4m3fn), (f8e4m3fn, f8e5m2), (f8e4m3fnuz, f8e5m2fnuz)]
 
 
-def product_of(rows: int, depth: int, kinds: tuple[DType, DType], out: DType = f32) -> tuple[Graph, list[np.ndarray]]:
+def product_of(
+    rows: int, depth: int, kinds: tuple[DType, DType], result_dtype: DType = f32
+) -> tuple[Graph, list[np.ndarray]]:
     """relu(x @ w)."""
     rng = np.random.default_rng(4)
     x, w = (rng.normal(size=s).astype(d.numpy) for s, d in zip(((rows, depth), (depth, 24)), kinds, strict=True))
     data = Input("x", TensorType(kinds[0], x.shape))()
     dot = ops.DotGeneral(((), ()), ((1,), (0,)), dtype=f32)
-    return Graph((data,), (ops.cast(ops.Relu()(dot(data, const(w))), out),)), [x]
+    return Graph((data,), (ops.cast(ops.Relu()(dot(data, const(w))), result_dtype),)), [x]
 
 
 def text_of(graph: Graph, target: str) -> str:
@@ -138,7 +140,7 @@ def test_an_older_gpu_among_several_decides() -> None:
 @pytest.mark.parametrize("kinds", KIND_PAIRS[:2])
 def test_products_in_bytes_mean_the_same(kinds: tuple[DType, DType]) -> None:
     """What is printed, with values of 8 bits as their types and as bytes, in one kernel."""
-    graph, inputs = product_of(40, 96, kinds, out=kinds[0])
+    graph, inputs = product_of(40, 96, kinds, result_dtype=kinds[0])
     (kernel,) = planned(graph, H100)[1].values()
     printed = lower_narrow_floats(kernel)
     verify_kernel(printed, "narrow")

@@ -192,29 +192,29 @@ def test_cubins(name: str, arch: str) -> None:
     _, kernels = planned(CASES[name](), f"cuda:{arch}")
     for kernel in kernels.values():
         source = print_kernel(kernel)
-        made = KernelCode.of_record(submit(source, arch).result())
-        assert made.cubin[:4] == b"\x7fELF"
-        assert made.parameters == len(kernel.params) + len(kernel.dims)
-        assert len(made.matrices) == sum(b.matrix is not None for b in kernel.params)
-        assert made.cooperative == (kernel.barrier is not None)
-        assert made.threads == 32 * dict(kernel.hints)["warps"]
+        code = KernelCode.of_record(submit(source, arch).result())
+        assert code.cubin[:4] == b"\x7fELF"
+        assert code.parameters == len(kernel.params) + len(kernel.dims)
+        assert len(code.matrices) == sum(b.matrix is not None for b in kernel.params)
+        assert code.cooperative == (kernel.barrier is not None)
+        assert code.threads == 32 * dict(kernel.hints)["warps"]
     assert "fold_max" in PRELUDE
 
 
 def function(fn: str, dtype: DType) -> k.Kernel:
-    ins, out = [k.Buffer(n, dtype) for n in "xy"[: k.FUNCTIONS[fn]]], k.Buffer("out", dtype, writable=True)
+    ins, result = [k.Buffer(n, dtype) for n in "xy"[: k.FUNCTIONS[fn]]], k.Buffer("out", dtype, writable=True)
     at = k.lane_indices(64, 1)
     value = k.call(fn, *(k.gather(b, at) for b in ins))
-    return k.Kernel(f"f_{fn}_{dtype}", (*ins, out), (), k.var("c"), k.integer(1), (k.Store(out, at, value),))
+    return k.Kernel(f"f_{fn}_{dtype}", (*ins, result), (), k.var("c"), k.integer(1), (k.Store(result, at, value),))
 
 
 def test_functions_are_libdevices_where_those_are_exact() -> None:
     assert "libdevice.erf(" in print_kernel(function("erf", f32)).text
     assert "libdevice.pow(" not in print_kernel(function("pow", f32)).text
-    x, out = k.Buffer("x", f64), k.Buffer("out", f64, writable=True)
+    x, result = k.Buffer("x", f64), k.Buffer("out", f64, writable=True)
     at = k.lane_indices(64, 1)
     square = k.call("pow", k.gather(x, at), k.lit(2.0, f64))
-    text = print_kernel(k.Kernel("s", (x, out), (), k.var("c"), k.integer(1), (k.Store(out, at, square),))).text
+    text = print_kernel(k.Kernel("s", (x, result), (), k.var("c"), k.integer(1), (k.Store(result, at, square),))).text
     assert "pow" not in text and "shared1 * shared1" in text
 
 
@@ -224,8 +224,8 @@ def test_cubins_of_every_function() -> None:
     from ingot.targets.cuda.workers import submit
 
     kernels = [function(fn, dtype) for fn in k.FUNCTIONS for dtype in (f32, f64) if (fn, dtype) != ("gelu_narrow", f64)]
-    for made in [submit(print_kernel(kernel), "sm_90a") for kernel in kernels]:
-        assert KernelCode.of_record(made.result()).cubin[:4] == b"\x7fELF"
+    for code in [submit(print_kernel(kernel), "sm_90a") for kernel in kernels]:
+        assert KernelCode.of_record(code.result()).cubin[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize("dtype", [f8e8m0fnu, i4])
@@ -237,12 +237,12 @@ def test_types_that_kernels_have_no_values_of_are_refused(dtype: DType) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("taken", [4, 6])
-def test_a_version_with_other_parameters_is_refused(taken: int) -> None:
+@pytest.mark.parametrize("parameter_count", [4, 6])
+def test_a_version_with_other_parameters_is_refused(parameter_count: int) -> None:
     from ingot.targets.cuda.codegen import check_parameters
 
     source = Source("t", "", (("x", "*fp32", 16, False), ("y", "*fp32", 16, True), ("n", "i64", 1, False)))
     ptx = ".visible .entry t(\n{}\n)\n.reqntid 128"
     check_parameters(source, ptx.format(",\n".join([".param .u64 p"] * 5)))
     with pytest.raises(CompileError, match="expected 5 parameters"):
-        check_parameters(source, ptx.format(",\n".join([".param .u64 p"] * taken)))
+        check_parameters(source, ptx.format(",\n".join([".param .u64 p"] * parameter_count)))

@@ -8,10 +8,10 @@ from ingot.targets.verilog.ranges import exact, ranges, width
 
 
 @pytest.mark.parametrize(
-    ("given", "bits"), [((0, 0), 1), ((0, 1), 2), ((-1, 0), 1), ((-128, 127), 8), ((-129, 0), 9), ((0, 255), 9)]
+    ("limits", "bits"), [((0, 0), 1), ((0, 1), 2), ((-1, 0), 1), ((-128, 127), 8), ((-129, 0), 9), ((0, 255), 9)]
 )
-def test_the_width_of_a_signed_wire(given: tuple[int, int], bits: int) -> None:
-    assert width(given) == bits
+def test_the_width_of_a_signed_wire(limits: tuple[int, int], bits: int) -> None:
+    assert width(limits) == bits
 
 
 @pytest.mark.parametrize("fn", ["add", "sub", "mul", "min", "max", "div", "rem", "ashr", "lshr", "shl"])

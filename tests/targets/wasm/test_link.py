@@ -57,8 +57,10 @@ def _linked(*texts: str, kernels: tuple[str, ...] = (), names: list[dict[str, st
 def test_two_kernels_with_constants_and_jumps_run() -> None:
     names = [{"kernel": "a"}, {"kernel": "b"}]
     module = _linked(KERNEL, KERNEL.replace("i64 10", "i64 11"), kernels=("a", "b"), names=names)
-    ran = subprocess.run(["node", "-e", SCRIPT, module.hex()], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(ran.stdout) == [10, 21, 32, 43, 14, 25, 0]
+    process = subprocess.run(
+        ["node", "-e", SCRIPT, module.hex()], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(process.stdout) == [10, 21, 32, 43, 14, 25, 0]
 
 
 def test_a_symbol_is_its_number_in_the_table() -> None:
@@ -88,7 +90,7 @@ def test_addresses_of_functions_are_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, 7, 8, 9, 40, 200])
 def test_damaged_objects_are_refused(size: int) -> None:
-    whole = emit(KERNEL, FEATURES)
+    content = emit(KERNEL, FEATURES)
     driver = emit(DRIVER, FEATURES)
     with pytest.raises(CompileError):
-        link([driver, whole[:size]], FEATURES, ["kernel"], [{}, {}])
+        link([driver, content[:size]], FEATURES, ["kernel"], [{}, {}])

@@ -23,9 +23,9 @@ RNG = np.random.default_rng(0)
 W, V = RNG.standard_normal((6, 8), np.float32), RNG.standard_normal((8, 4), np.float32)
 
 
-def model(batch: str = "n", body: str = "h = MatMul(x, w) t = Tanh(h) y = MatMul(t, v)", out: str = "4") -> Any:
+def model(batch: str = "n", body: str = "h = MatMul(x, w) t = Tanh(h) y = MatMul(t, v)", class_count: str = "4") -> Any:
     text = (
-        f'<ir_version: 10, opset_import: ["" : 18]> m (float[{batch},6] x) => (float[{batch},{out}] y)'
+        f'<ir_version: 10, opset_import: ["" : 18]> m (float[{batch},6] x) => (float[{batch},{class_count}] y)'
         f"<float[6,8] w, float[8,4] v> {{ {body} }}"
     )
     parsed = onnx.parser.parse_model(text)
@@ -91,9 +91,9 @@ def test_the_graph_means_what_the_program_computes(method: Any) -> None:
     x[1, 2], x[2, 0] = np.nan, np.inf
     graph = open_model(model(), Request()).graph
     variables = find_variables(graph, None)
-    whole = attribution_graph(graph, variables, scores_of(graph, variables, 0), settings)
+    attributed = attribution_graph(graph, variables, scores_of(graph, variables, 0), settings)
     target = np.asarray([0, 1, 2, 3])
-    (want,) = interpret(whole, [x, target])
+    (want,) = interpret(attributed, [x, target])
     got = attribution_model(model(), Request(), settings, Options(threads=1))(x, target=target)
     np.testing.assert_allclose(got, want, atol=1e-6)
     assert np.isfinite(got[[0, 3]]).all() and np.isnan(got[1]).any()
@@ -102,10 +102,12 @@ def test_the_graph_means_what_the_program_computes(method: Any) -> None:
 def test_scores_of_several_axes() -> None:
     body = "h = MatMul(x, w) t = Tanh(h) z = MatMul(t, v) s = Constant <value_ints = [-1, 2, 2]> () y = Reshape(z, s)"
     x = RNG.standard_normal((3, 6), np.float32)
-    program = ingot.attribution(model(body=body, out="2,2"), method="gradient_x_input", threads=1)
+    program = ingot.attribution(model(body=body, class_count="2,2"), method="gradient_x_input", threads=1)
     np.testing.assert_allclose(program(x, target=(1, 0)), x * gradient(x, 2), atol=2e-6)
-    each = program(x, target=[[0, 0], [0, 1], [1, 1]])
-    np.testing.assert_allclose(each, x * np.stack([gradient(x, c)[i] for i, c in enumerate((0, 1, 3))]), atol=2e-6)
+    per_target = program(x, target=[[0, 0], [0, 1], [1, 1]])
+    np.testing.assert_allclose(
+        per_target, x * np.stack([gradient(x, c)[i] for i, c in enumerate((0, 1, 3))]), atol=2e-6
+    )
     with pytest.raises(InputError, match=r"indices below \(2, 2\), got none; a tuple of 2 indices"):
         program(x)
     with pytest.raises(InputError, match="target"):
@@ -131,10 +133,10 @@ def test_occlusion_of_an_open_length() -> None:
 
 def test_noise_is_repeated_by_its_seed() -> None:
     x = RNG.standard_normal((3, 6), np.float32)
-    first, same, other = (
+    first, repeated, other = (
         ingot.attribute(model(), x, target=0, method="smoothgrad", seed=s, threads=1) for s in (1, 1, 2)
     )
-    np.testing.assert_array_equal(first, same)
+    np.testing.assert_array_equal(first, repeated)
     assert (first != other).any()
     still = ingot.attribute(model(), x, target=0, method="smoothgrad", stdev=0, threads=1)
     np.testing.assert_allclose(still, gradient(x, 0), atol=2e-6)
@@ -172,7 +174,7 @@ def test_c_for_any_compiler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"target": 4}, "target: expected an index below 4, got .4."),
         ({"target": -1}, "target: expected an index below 4"),
@@ -194,8 +196,8 @@ def test_c_for_any_compiler(tmp_path: Path) -> None:
         ({"output": "z"}, "output: expected one of y"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         ingot.attribute(model(), np.zeros((3, 6), np.float32), threads=1, **arguments)
 
 

@@ -69,13 +69,52 @@ def test_what_has_no_parts_is_refused() -> None:
     for narrow in ({"precision": "bfloat16"}, {"activations": "int8"}):
         with pytest.raises(ingot.InputError, match="precision and activations in float32"):
             rounding_of(layer(), True, replace(Options(threads=1), **narrow))
-    x = Input("x", TensorType(f32, (1, ROWS, 8)))()
+        with pytest.raises(ingot.InputError, match="precision and activations in float32"):
+            rounding_of(loop(), True, replace(Options(threads=1), **narrow))
+    w = ops.Reshape((1, ROWS, BLOCKS * SIZE))(weights(-7.5))
+    x = Input("x", TensorType(f32, (4, ROWS, 8)))()
     op = ops.Convolution((1,), ((0, 0),), (1,), (1,), "NCW", "OIW", "NCW")
-    kernel = ops.DequantizeBlocks(bits=4)(
-        const(np.ones((4, ROWS, 3), np.uint8)), *[const(np.ones((4, 1, 1), np.float32))] * 2
-    )
-    with pytest.raises(ingot.InputError, match="got a convolution"):
-        in_parts(Graph((x,), (op(x, kernel),)))
+    with pytest.raises(ingot.InputError, match="got them as operand 0 of convolution"):
+        in_parts(Graph((x,), (op(w, x),)))
+
+
+def convolution(groups: int) -> Graph:
+    """Kernels of levels 7 and 8, most of which the minimum cancels."""
+    x = Input("x", TensorType(f32, (2, 12, 40)))()
+    levels = RANDOM.integers(7, 9, (8, 12 // groups, 3)).astype(np.uint8)
+    scale = np.full((8, 1, 1), 4.0, np.float32)
+    kernel = ops.DequantizeBlocks(bits=4)(const(levels), const(scale), const(scale * np.float32(-7.4)))
+    op = ops.Convolution((1,), ((1, 1),), (1,), (1,), "NCW", "OIW", "NCW", feature_groups=groups)
+    return Graph((x,), (op(x, kernel),))
+
+
+def loop() -> Graph:
+    """h -> w h / 8, three times; the blocks are few enough to be folded."""
+    x = Input("x", TensorType(f32, (2, 8)))()
+    levels, scale = RANDOM.integers(7, 9, (8, 1, 8)).astype(np.uint8), np.full((8, 1, 1), 0.5, np.float32)
+    blocks = ops.DequantizeBlocks(bits=4)(const(levels), const(scale), const(scale * np.float32(-7.4)))
+    w = ops.Reshape((8, 8))(blocks)
+
+    def body(i: Node, sums: Sequence[Node], values: Sequence[Node]) -> list[Node]:
+        return [ops.DotGeneral(((), ()), ((1,), (1,)))(sums[0], w)]
+
+    return Graph((x,), tuple(repeat(3, [x], [], body)))
+
+
+@pytest.mark.parametrize("graph", [convolution(1), convolution(4), loop()], ids=["dense", "grouped", "loop"])
+def test_convolutions_and_loops(graph: Graph) -> None:
+    """Equal over the real numbers; the bounds hold for the program, and are those of both parts."""
+    options, (x,) = Options(threads=1, cache=False), graph.inputs
+    values = RANDOM.standard_normal(x.shape).astype(np.float32)  # type: ignore[arg-type]
+    parts = in_parts(graph)
+    real = interpret(graph, [values])[0]
+    scale = np.abs(real).max()
+    np.testing.assert_allclose(interpret(parts, [values])[0], real, atol=1e-4 * scale)
+    assert sum(isinstance(n.op, ops.Concat) for n in parts.nodes()) >= 2
+    program = CompiledModel(compiled_program(graph, options), threads=1)
+    distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
+    (bound,) = rounding_errors(graph, [values], options).values()
+    assert 0 < distance <= bound < scale
 
 
 @pytest.mark.parametrize("carried", [True, False])
@@ -91,8 +130,8 @@ def test_loops_with_activations_in_bytes(carried: bool) -> None:
 
     (y,) = repeat(3, [x], [w] if carried else [], body)
     graph, options = Graph((x,), (y,)), Options(threads=1, cache=False, activations="int8")
-    whole = as_compiled(graph, options)
-    (loop,) = [n for n in whole.nodes() if isinstance(n.op, ops.While)]
+    expected = as_compiled(graph, options)
+    (loop,) = [n for n in expected.nodes() if isinstance(n.op, ops.While)]
     assert sum(isinstance(n.op, RoundedToBytes) for n in loop.op.body.nodes()) == 1  # type: ignore[attr-defined]
     values = RANDOM.standard_normal((2, 32)).astype(np.float32)
     program = CompiledModel(compiled_program(graph, options), threads=1)

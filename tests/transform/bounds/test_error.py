@@ -69,5 +69,5 @@ def test_explain_and_receipts_show_it(tmp_path: Path) -> None:
     quantized = ingot.quantize(str(path), samples, seconds=0.2)
     assert isinstance(quantized.report.rounding, dict) and 0 < quantized.report.rounding["y"] < 1e-3
     assert "bounds of float32's own rounding" in quantized.report.text()
-    again = Report.of_receipt(quantized.report.receipt())
-    assert again.rounding == quantized.report.rounding
+    restored = Report.of_receipt(quantized.report.receipt())
+    assert restored.rounding == quantized.report.rounding

@@ -51,12 +51,15 @@ def test_planes_of_softmax(radius: float, offset: float) -> None:
     share = rng.random((2000, ROWS, SIZE))
     share[::2] = share[::2].round()
     points = lower + share * (upper - lower)
-    own = np.eye(SIZE, dtype=bool)
+    diagonal = np.eye(SIZE, dtype=bool)
     # the interval of element i of p: at the corner where i is least and the others are largest, and at its opposite
-    corners = [np.where(own, a[:, None], b[:, None]) for a, b in ((lower, upper), (upper, lower))]
-    least, most = (np.diagonal(_softmax(v, mask[:, None]), axis1=1, axis2=2) for v in corners)
-    least, most = np.asarray(least, np.float64) * (1 - 1e-12), np.asarray(most, np.float64) * (1 + 1e-12) + 2.0**-1000
-    results = interpret(graph, [lower, upper, least, most, mask])
+    corners = [np.where(diagonal, a[:, None], b[:, None]) for a, b in ((lower, upper), (upper, lower))]
+    least, largest = (np.diagonal(_softmax(v, mask[:, None]), axis1=1, axis2=2) for v in corners)
+    least, largest = (
+        np.asarray(least, np.float64) * (1 - 1e-12),
+        np.asarray(largest, np.float64) * (1 + 1e-12) + 2.0**-1000,
+    )
+    results = interpret(graph, [lower, upper, least, largest, mask])
     (factor, weights, low_offset), (high_factor, high_weights, high_offset) = results[:3], results[3:]
     points_x = np.where(mask, points, 0.0).astype(np.longdouble)
     p = _softmax(points, mask)

@@ -54,14 +54,14 @@ def test_walks_in_parts(
 ) -> None:
     torch.manual_seed(0)
     net, x = make().eval(), torch.randn(shape)
-    whole = ingot.bounds(net, x, eps=0.1, method="crown", numerics=numerics)
+    expected = ingot.bounds(net, x, eps=0.1, method="crown", numerics=numerics)
     monkeypatch.setattr(walks, "_MIN_PARTS", 0)
     monkeypatch.setattr(bound_graphs, "_PART_BYTES", 1)
     monkeypatch.setattr(bound_graphs, "_MIN_ROWS", 7)  # of which no number of rows is a multiple
     parts = ingot.bounds(net, x, eps=0.1, method="crown", numerics=numerics)
-    np.testing.assert_allclose(parts.lower, whole.lower, rtol=1e-6)
-    np.testing.assert_allclose(parts.upper, whole.upper, rtol=1e-6)
-    assert not np.array_equal(whole.lower, whole.upper)
+    np.testing.assert_allclose(parts.lower, expected.lower, rtol=1e-6)
+    np.testing.assert_allclose(parts.upper, expected.upper, rtol=1e-6)
+    assert not np.array_equal(expected.lower, expected.upper)
 
 
 def test_values_side_by_side_share_a_walk() -> None:

@@ -20,14 +20,14 @@ def vector(values: np.ndarray, axis: int, like: Node) -> Node:
     return ops.BroadcastInDim(like.shape, (axis,))(const(values))
 
 
-def mlp(width: int = 33, inner: int = 70, out: int = 5) -> Graph:
+def mlp(width: int = 33, inner: int = 70, out_features: int = 5) -> Graph:
     """Two products of one value, added, and one behind them. Channels of the input differ by a factor of 50."""
     n = symbol("n")
     x = Input("x", TensorType(f32, (n, width)))()
     a = ops.MatMul()(x, const(normal(1, width, inner)), loc="first")
     b = ops.DotGeneral(contract=((1,), (1,)))(x, const(normal(2, inner, width)), loc="second")
     h = ops.Relu()(ops.add(ops.add(a, b), vector(normal(3, inner), 1, a), loc="sum"), loc="relu")
-    y = ops.MatMul()(h, const(normal(4, inner, out)), loc="last")
+    y = ops.MatMul()(h, const(normal(4, inner, out_features)), loc="last")
     return Graph((x,), (y,), ("y",))
 
 
@@ -50,12 +50,12 @@ def recurrent() -> Graph:
     """An LSTM in both directions, a GRU behind it, which says where as its neighbour does, and a product."""
     n = symbol("n")
     x = Input("x", TensorType(f32, (6, n, 7)))()
-    known = [const(0.5 * normal(i, *shape)) for i, shape in enumerate(((2, 36, 7), (2, 36, 9), (2, 72)))]
+    weights = [const(0.5 * normal(i, *shape)) for i, shape in enumerate(((2, 36, 7), (2, 36, 9), (2, 72)))]
     start = ops.BroadcastInDim((2, n, 9), ())(ops.scalar(0.0, f32))
-    both = Project(0)(ops.LSTM(9, "bidirectional")(x, *known, start, start, loc="layers"))
-    joined = ops.reshape(ops.transpose(both, (0, 2, 1, 3)), (6, n, 18))
-    known = [const(0.5 * normal(i, *shape)) for i, shape in enumerate(((1, 15, 18), (1, 15, 5), (1, 30)))]
+    bidirectional = Project(0)(ops.LSTM(9, "bidirectional")(x, *weights, start, start, loc="layers"))
+    concatenated = ops.reshape(ops.transpose(bidirectional, (0, 2, 1, 3)), (6, n, 18))
+    weights = [const(0.5 * normal(i, *shape)) for i, shape in enumerate(((1, 15, 18), (1, 15, 5), (1, 30)))]
     first = ops.BroadcastInDim((1, n, 5), ())(ops.scalar(0.1, f32))
-    h = Project(0)(ops.GRU(5, linear_before_reset=True)(joined, *known, first, loc="layers"))
+    h = Project(0)(ops.GRU(5, linear_before_reset=True)(concatenated, *weights, first, loc="layers"))
     y = ops.MatMul()(ops.reshape(h, (6, n, 5)), const(normal(4, 5, 3)), loc="matrix")
     return Graph((x,), (y,), ("y",))

@@ -32,8 +32,8 @@ def calls(graph: Graph, count: int = 4, rows: int = 3) -> list[tuple[np.ndarray,
 
 def recipe_of(graph: Graph, samples: list[tuple[np.ndarray, ...]]) -> Recipe:
     groups = find_groups(graph)
-    seen, _ = Probe(graph, groups, 1).calibrate(samples)
-    return Recipe(seen, roundings(groups, seen, FORMATS))
+    ranges, _ = Probe(graph, groups, 1).calibrate(samples)
+    return Recipe(ranges, roundings(groups, ranges, FORMATS))
 
 
 @pytest.fixture(scope="module", params=["mlp", "cnn", "recurrent"])
@@ -49,12 +49,12 @@ def test_each_format_is_near_float32_and_as_simulated(case, form: str):
     graph, samples, recipe = case
     groups = find_groups(graph)
     formats = {g.name: form for g in groups if form in candidate_formats(g, recipe.stats[g.name], FORMATS)}
-    made = apply_formats(graph, groups, recipe, formats)
-    verify(made, form)
+    quantized = apply_formats(graph, groups, recipe, formats)
+    verify(quantized, form)
     (want,) = interpret(graph, samples[0])
-    (got,) = interpret(made, samples[0])
+    (got,) = interpret(quantized, samples[0])
     assert np.abs(got - want).max() <= BOUNDS.get(form, 0.2) * np.abs(want).max()
-    assert (set(formats.values()) <= {"float32"}) == (made is graph)
+    assert (set(formats.values()) <= {"float32"}) == (quantized is graph)
     ((simulated,),) = Simulator(graph, groups, 1, narrow=True).run(samples[:1], recipe, formats)
     # a value next to where two levels meet may be at either
     assert np.abs(simulated - got).mean() <= 2e-3 * np.abs(want).max()
@@ -65,9 +65,9 @@ def test_compiled_as_the_interpreter_computes_it(case, form: str):
     graph, samples, recipe = case
     groups = find_groups(graph)
     formats = {g.name: form for g in groups if form in candidate_formats(g, recipe.stats[g.name], FORMATS)}
-    made = apply_formats(graph, groups, recipe, formats)
-    (want,) = interpret(made, samples[0])
-    got = np.asarray(CompiledModel(build_native(made, 1), threads=1)(*samples[0]))
+    quantized = apply_formats(graph, groups, recipe, formats)
+    (want,) = interpret(quantized, samples[0])
+    got = np.asarray(CompiledModel(build_native(quantized, 1), threads=1)(*samples[0]))
     # as the simulation is, where the order of a sum decides on a level
     assert np.abs(got - want).mean() <= 2e-3 * np.abs(want).max()
 
@@ -88,12 +88,12 @@ def test_weights_of_several_steps_are_stored_once():
     h = ops.Relu()(ops.MatMul()(x, w, loc="first"))
     graph = prepare(Graph((x,), (ops.MatMul()(h, w, loc="second"),), ("y",)))
     groups, samples = find_groups(graph), calls(graph)
-    seen, moments = Probe(graph, groups, 1).calibrate(samples, feedback_seconds=60)
-    recipe = Recipe(seen, roundings(groups, seen, FORMATS), moments)
+    ranges, moments = Probe(graph, groups, 1).calibrate(samples, feedback_seconds=60)
+    recipe = Recipe(ranges, roundings(groups, ranges, FORMATS), moments)
     assert all(g.tied for g in groups) and not moments
     for form in ("int8", "int8-dynamic", "weight4"):
-        made = apply_formats(graph, groups, recipe, dict.fromkeys(("first", "second"), form))
-        assert sum(n.op.value.size >= 1600 for n in made.nodes() if isinstance(n.op, Const)) == 1
+        quantized = apply_formats(graph, groups, recipe, dict.fromkeys(("first", "second"), form))
+        assert sum(n.op.value.size >= 1600 for n in quantized.nodes() if isinstance(n.op, Const)) == 1
 
 
 def test_what_else_reads_a_value_shares_its_levels():
@@ -101,17 +101,17 @@ def test_what_else_reads_a_value_shares_its_levels():
     groups = find_groups(graph)
     assert [g.name for g in groups if g.is_shared] == ["matrix"]
     recipe = recipe_of(graph, calls(graph))
-    made = apply_formats(graph, groups, recipe, {"matrix": "int8-shared"})
-    (value,) = {n for n in made.nodes() if isinstance(n.op, ops.Dequantize) and n.inputs[0].op.name == "quantize"}
-    assert {n.op.name for n in made.uses()[value]} == {"matmul", "slice"}
+    quantized = apply_formats(graph, groups, recipe, {"matrix": "int8-shared"})
+    (value,) = {n for n in quantized.nodes() if isinstance(n.op, ops.Dequantize) and n.inputs[0].op.name == "quantize"}
+    assert {n.op.name for n in quantized.uses()[value]} == {"matmul", "slice"}
 
 
 @pytest.mark.parametrize("padding", [((1, 2), (0, 1)), ((-1, 0), (2, -1))])
 def test_windows_are_what_a_convolution_sums(padding: tuple[tuple[int, int], ...]):
     op = ops.Conv((2, 1), padding, (1, 2), 2)
     x, w = nets.normal(1, 2, 4, 9, 8), nets.normal(2, 6, 2, 3, 2)
-    taken = windows(op, x, w.shape[2:]).reshape(-1, 2, 12)
-    got = np.einsum("pgk,gok->pgo", taken, w.reshape(2, 3, 12)).reshape(2, -1, 6)
+    patches = windows(op, x, w.shape[2:]).reshape(-1, 2, 12)
+    got = np.einsum("pgk,gok->pgo", patches, w.reshape(2, 3, 12)).reshape(2, -1, 6)
     want = op.reference(x, w)
     np.testing.assert_allclose(got.transpose(0, 2, 1).reshape(want.shape), want, atol=1e-4)
 
@@ -121,8 +121,8 @@ def test_products_of_one_value_share_its_levels():
     groups = find_groups(graph)
     assert [[s.name for s in g.sites] for g in groups] == [["first", "second"], ["last"]]
     samples = calls(graph)
-    made = apply_formats(graph, groups, recipe_of(graph, samples), {"first": "int8"})
-    assert sum(isinstance(n.op, ops.Quantize) for n in made.nodes()) == 1
+    quantized = apply_formats(graph, groups, recipe_of(graph, samples), {"first": "int8"})
+    assert sum(isinstance(n.op, ops.Quantize) for n in quantized.nodes()) == 1
 
 
 def test_smoothing_rescues_a_channel_beside_a_large_one():
@@ -147,14 +147,14 @@ def test_bias_correction_gives_back_the_mean():
     samples = [(x + 2,) for (x,) in calls(graph, rows=200)]
     recipe = recipe_of(graph, samples)
     loose = Recipe(recipe.stats, recipe.roundings, corrected=False)
-    off = []
+    errors = []
     for r in (recipe, loose):
         (want,), (got,) = (
             interpret(graph, samples[0]),
             interpret(apply_formats(graph, groups, r, {"last": "weight4"}), samples[0]),
         )
-        off.append(np.abs((got - want).mean(0)).max())
-    assert off[0] < 0.6 * off[1]
+        errors.append(np.abs((got - want).mean(0)).max())
+    assert errors[0] < 0.6 * errors[1]
 
 
 def test_values_without_a_range_have_no_static_format():
@@ -162,10 +162,10 @@ def test_values_without_a_range_have_no_static_format():
     (first, _) = find_groups(graph)
     (x,) = calls(graph, 1)[0]
     x[0, 0] = np.inf
-    seen, _ = Probe(graph, (first,), 1).calibrate([(x,)])
-    assert "int8" not in candidate_formats(first, seen["first"], FORMATS)
-    assert "int8-dynamic" in candidate_formats(first, seen["first"], FORMATS)
-    assert roundings((first,), seen, FORMATS) == {}
+    ranges, _ = Probe(graph, (first,), 1).calibrate([(x,)])
+    assert "int8" not in candidate_formats(first, ranges["first"], FORMATS)
+    assert "int8-dynamic" in candidate_formats(first, ranges["first"], FORMATS)
+    assert roundings((first,), ranges, FORMATS) == {}
 
 
 def test_weights_that_float16_cannot_hold_have_no_such_format():

@@ -49,8 +49,8 @@ X = [(nets.normal(50 + i, 3, 2, 6, 6),) for i in range(4)]
 def case():
     graph = prepare(import_onnx(model()))
     groups = find_groups(graph)
-    seen, moments = Probe(graph, groups, 1).calibrate(X, feedback_seconds=60)
-    return graph, groups, Recipe(seen, roundings(groups, seen, FORMATS), moments)
+    ranges, moments = Probe(graph, groups, 1).calibrate(X, feedback_seconds=60)
+    return graph, groups, Recipe(ranges, roundings(groups, ranges, FORMATS), moments)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -102,10 +102,10 @@ def test_levels_of_a_recurrent_layer(tmp_path: Path):
     graph = prepare(import_onnx(source))
     groups = find_groups(graph)
     write_onnx(source, tmp_path / "m.onnx", groups, Recipe({}), {"lstm": "int8-dynamic"})
-    written = onnx.load(tmp_path / "m.onnx")
-    assert {t.data_type for t in written.graph.initializer if t.name.startswith("ingot.levels")} == {TensorProto.INT8}
+    proto = onnx.load(tmp_path / "m.onnx")
+    assert {t.data_type for t in proto.graph.initializer if t.name.startswith("ingot.levels")} == {TensorProto.INT8}
     call = (nets.normal(9, 5, 2, 4),)
-    (want,), (got,) = interpret(graph, call), interpret(import_onnx(written), call)
+    (want,), (got,) = interpret(graph, call), interpret(import_onnx(proto), call)
     assert 0 < np.abs(got - want).max() < 1e-2
 
 
@@ -117,19 +117,19 @@ def test_weights_of_several_products_are_written_once(form: str, tmp_path: Path)
         nodes.append(helper.make_node("Tanh", [f"p{i}"], [names[i + 1]]))
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 64]) for name in ("x", "y"))
     weights = numpy_helper.from_array(0.2 * nets.normal(1, 64, 64), "W")
-    made = helper.make_model(
+    proto = helper.make_model(
         helper.make_graph(nodes, "net", [x], [y], [weights]),
         opset_imports=[helper.make_opsetid("", 18)], ir_version=9,
     )  # fmt: skip
-    graph = prepare(import_onnx(made))
+    graph = prepare(import_onnx(proto))
     groups = find_groups(graph)
     calls = [(nets.normal(50 + i, 3, 64),) for i in range(4)]
-    seen, _ = Probe(graph, groups, 1).calibrate(calls)
-    recipe = Recipe(seen, roundings(groups, seen, [form]))
+    ranges, _ = Probe(graph, groups, 1).calibrate(calls)
+    recipe = Recipe(ranges, roundings(groups, ranges, [form]))
     path = tmp_path / "written.onnx"
-    write_onnx(made, path, groups, recipe, {g.name: form for g in groups})
-    written = onnx.load(path)
-    large = [t for t in written.graph.initializer if np.prod(t.dims) >= 64 * 64 // 2]
+    write_onnx(proto, path, groups, recipe, {g.name: form for g in groups})
+    model_proto = onnx.load(path)
+    large = [t for t in model_proto.graph.initializer if np.prod(t.dims) >= 64 * 64 // 2]
     assert len(groups) == 3 and len(large) == 1
     (want,) = interpret(apply_formats(graph, groups, recipe, {g.name: form for g in groups}), calls[1])
     (got,) = interpret(prepare(import_onnx(path)), calls[1])

@@ -51,8 +51,8 @@ def test_the_report_is_in_plain_words() -> None:
 def test_the_page_is_self_contained() -> None:
     text = REPORT.to_html()
     assert "http" not in text and "url(" not in text
-    shown = re.sub("<script.*?</script>", "", text, flags=re.DOTALL)
-    assert "<boxes>" not in shown and "&lt;boxes&gt;" in shown and "&lt;b&gt; &amp; co" in shown
+    printed = re.sub("<script.*?</script>", "", text, flags=re.DOTALL)
+    assert "<boxes>" not in printed and "&lt;boxes&gt;" in printed and "&lt;b&gt; &amp; co" in printed
 
 
 def test_a_receipt_has_a_page_without_a_plot() -> None:

@@ -51,9 +51,14 @@ def _shared_weight(x: Node) -> Node:
 
 
 def _read_twice(x: Node) -> Node:
-    both = ops.concat([ops.Relu()(x), x], 1)
+    concatenated = ops.concat([ops.Relu()(x), x], 1)
     return ops.concat(
-        [_conv(both, normal(2, 4, 6, 3, 3), loc="a"), _conv(both, normal(3, 2, 6, 3, 3), loc="b"), both], 1
+        [
+            _conv(concatenated, normal(2, 4, 6, 3, 3), loc="a"),
+            _conv(concatenated, normal(3, 2, 6, 3, 3), loc="b"),
+            concatenated,
+        ],
+        1,
     )
 
 
@@ -87,11 +92,11 @@ def test_each_format_that_is_offered(name: str):
     x = Input("x", TensorType(f32, sample.shape))()
     graph = prepare(Graph((x,), (net(x),), ("y",)))
     groups, samples = find_groups(graph), [(sample,)] * 2
-    seen, _ = Probe(graph, groups, 1).calibrate(samples)
-    recipe = Recipe(seen, roundings(groups, seen, FORMATS))
+    ranges, _ = Probe(graph, groups, 1).calibrate(samples)
+    recipe = Recipe(ranges, roundings(groups, ranges, FORMATS))
     (want,) = interpret(graph, (sample,))
     for form in FORMATS:
-        formats = {g.name: form for g in groups if form in candidate_formats(g, seen[g.name], FORMATS)}
+        formats = {g.name: form for g in groups if form in candidate_formats(g, ranges[g.name], FORMATS)}
         (got,) = interpret(apply_formats(graph, groups, recipe, formats), (sample,))
         bound = BOUNDS.get(form, 5e-2) * np.abs(want).max()
         assert np.abs(got - want).max() <= bound, (form, formats)

@@ -56,19 +56,19 @@ OPTIONS: dict[str, Any] = {"threads": 1, "batch": 4, "seconds": 100}
 
 
 def test_a_model_comes_back_with_what_was_promised(tmp_path: Path):
-    made = ingot.quantize(model(), {"x": X}, at_least=0.998, formats=["int8"], **OPTIONS)
+    quantized = ingot.quantize(model(), {"x": X}, at_least=0.998, formats=["int8"], **OPTIONS)
     exact = ingot.compile(model(), threads=1)
-    want, got = exact(X), made(X)
+    want, got = exact(X), quantized(X)
     cosines = (want * got).sum(1) / np.linalg.norm(want, axis=1) / np.linalg.norm(got, axis=1)
     assert cosines.mean() > 0.997
-    report = made.report
+    report = quantized.report
     assert {r.format for r in report.rows} == {"int8"}
     assert min(report.scores) >= 0.9984  # a fifth of the loss is kept in reserve
     assert report.samples == (28, 12)
     for text in (report.text(), report.to_html(), report.to_json()):
         assert "first" in text
         assert "int8" in text
-    made.save(tmp_path / "q.ingot")
+    quantized.save(tmp_path / "q.ingot")
     loaded = ingot.load(tmp_path / "q.ingot")
     np.testing.assert_array_equal(loaded(X), got)
     receipt = json.loads(loaded.program.meta["quantization"])
@@ -78,9 +78,9 @@ def test_a_model_comes_back_with_what_was_promised(tmp_path: Path):
     assert restored.text() == report.text()
     with pytest.raises(ArtifactError, match="receipt of a quantized model"):
         Report.of_receipt('{"rows": [3]}')
-    made.save_onnx(tmp_path / "q.onnx")
-    again = ingot.compile(tmp_path / "q.onnx", threads=1)(X)
-    assert np.abs(again - got).mean() < 5e-3 * np.abs(got).max()
+    quantized.save_onnx(tmp_path / "q.onnx")
+    reloaded = ingot.compile(tmp_path / "q.onnx", threads=1)(X)
+    assert np.abs(reloaded - got).mean() < 5e-3 * np.abs(got).max()
 
 
 def test_the_command_line(tmp_path: Path):
@@ -89,8 +89,10 @@ def test_the_command_line(tmp_path: Path):
     arguments = ["--samples", "data.npz", "--batch", "4", "--threads", "1", "--formats", "int8", "--html", "r.html"]
     arguments = [str(tmp_path / a) if a.endswith((".npz", ".html")) else a for a in arguments]
     runner = CliRunner()
-    made = runner.invoke(app, ["quantize", str(tmp_path / "net.onnx"), "--onnx", str(tmp_path / "q.onnx"), *arguments])
-    assert made.exit_code == 0, made.output
+    invocation = runner.invoke(
+        app, ["quantize", str(tmp_path / "net.onnx"), "--onnx", str(tmp_path / "q.onnx"), *arguments]
+    )
+    assert invocation.exit_code == 0, invocation.output
     assert (tmp_path / "q.onnx").exists()
     assert "<svg" in (tmp_path / "r.html").read_text()
     result = runner.invoke(app, ["explain", str(tmp_path / "net.ingot")])
@@ -102,12 +104,12 @@ def test_the_command_line(tmp_path: Path):
 def test_a_metric_and_labels():
     labels = np.argmax(ingot.compile(model(), threads=1)(X), axis=1)
 
-    def accuracy(outputs: list[np.ndarray], told: list[np.ndarray]) -> float:
-        return float(np.mean([(np.argmax(o, 1) == t).mean() for o, t in zip(outputs, told, strict=True)]))
+    def accuracy(outputs: list[np.ndarray], labels: list[np.ndarray]) -> float:
+        return float(np.mean([(np.argmax(o, 1) == t).mean() for o, t in zip(outputs, labels, strict=True)]))
 
-    made = ingot.quantize(model(), {"x": X}, labels, metric=accuracy, at_least=0.9, formats=["int8"], **OPTIONS)
-    assert made.report.metric == "accuracy"
-    assert made.report.float_scores == (1.0, 1.0)
+    quantized = ingot.quantize(model(), {"x": X}, labels, metric=accuracy, at_least=0.9, formats=["int8"], **OPTIONS)
+    assert quantized.report.metric == "accuracy"
+    assert quantized.report.float_scores == (1.0, 1.0)
 
 
 def test_what_cannot_be_kept_is_an_error():
@@ -125,25 +127,25 @@ class Still(Counter):
 
 def test_energy_is_kept_where_there_is_a_counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A call takes 20 mJ in floats, 12 with levels in one product, 4 in both."""
-    asked: list[int] = []
+    quantized_counts: list[int] = []
 
     def joules(self: Bench, built: BuiltModel, counters: EnergyCounters) -> float:
-        asked.append(built.program.stages["model"].count("dequantize"))
-        return max(4e-3, 20e-3 - 8e-3 * asked[-1])
+        quantized_counts.append(built.program.stages["model"].count("dequantize"))
+        return max(4e-3, 20e-3 - 8e-3 * quantized_counts[-1])
 
     monkeypatch.setattr(Bench, "joules", joules)
     monkeypatch.setattr(device, "energy_counters", lambda devices: EnergyCounters((Still(),), ()))
     inputs: dict[str, Any] = {"formats": ["int8"], **OPTIONS}
-    made = ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=5, **inputs)
-    assert made.report.joules == pytest.approx(4e-3) and made.report.float_joules == pytest.approx(20e-3)
-    assert "energy of a call: 4 mJ for 20 mJ" in made.report.text()
-    assert Report.of_receipt(made.report.receipt()).joules == made.report.joules
+    quantized = ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=5, **inputs)
+    assert quantized.report.joules == pytest.approx(4e-3) and quantized.report.float_joules == pytest.approx(20e-3)
+    assert "energy of a call: 4 mJ for 20 mJ" in quantized.report.text()
+    assert Report.of_receipt(quantized.report.receipt()).joules == quantized.report.joules
     with pytest.raises(ConstraintError, match=r"1 mJ\nthe nearest"):
         ingot.quantize(model(), {"x": X}, at_least=0.9, energy_millijoules=1, **inputs)
-    asked.clear()
+    quantized_counts.clear()
     with pytest.raises(ConstraintError, match=r"0\.001 ms and 5 mJ"):
         ingot.quantize(model(), {"x": X}, latency_ms=1e-3, energy_millijoules=5, **inputs)
-    assert not asked  # what misses another constraint is not measured
+    assert not quantized_counts  # what misses another constraint is not measured
     monkeypatch.setattr(
         device, "energy_counters", lambda devices: EnergyCounters((), ("energy_uj is readable by root alone",))
     )
@@ -160,8 +162,8 @@ def test_a_table_repeats_no_measurement(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Bench, "group_seconds", never)
     monkeypatch.setattr(Bench, "latency", never)
-    again = ingot.quantize(model(), {"x": X}, formats=["int8"], table=table, **OPTIONS)
-    assert again.report.rows == first.report.rows
+    repeated = ingot.quantize(model(), {"x": X}, formats=["int8"], table=table, **OPTIONS)
+    assert repeated.report.rows == first.report.rows
     table.write_text("[1]")
     with pytest.raises(InputError, match="a table of measured times"):
         ingot.quantize(model(), {"x": X}, table=table, **OPTIONS)
@@ -171,8 +173,8 @@ def test_a_module_keeps_its_way_of_being_called():
     torch = pytest.importorskip("torch")
     net = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)).eval()
     calls = [(torch.from_numpy(X[i : i + 2]),) for i in range(0, 8, 2)]
-    made = ingot.quantize(net, calls, formats=["int8"], threads=1)  # read by the first of them
-    got = made(calls[0][0])
+    quantized = ingot.quantize(net, calls, formats=["int8"], threads=1)  # read by the first of them
+    got = quantized(calls[0][0])
     assert isinstance(got, torch.Tensor)
     assert torch.nn.functional.cosine_similarity(got, net(calls[0][0])).min() > 0.99
 
@@ -185,7 +187,7 @@ counter = itertools.count()
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("options", "text"),
     [
         ({"metric": raising}, "metric: expected a number, got KeyError: 'oops'"),
         ({"metric": lambda outputs: "good"}, "metric: expected a number, got str"),
@@ -201,19 +203,19 @@ counter = itertools.count()
         ({"formats": "int8"}, "formats: expected a sequence of some of .* got int8"),
     ],
 )
-def test_what_is_asked_must_make_sense(given: dict[str, Any], text: str):
+def test_what_is_asked_must_make_sense(options: dict[str, Any], text: str):
     with pytest.raises(InputError, match=text):
-        ingot.quantize(model(), {"x": X}, **{"formats": ["int8"], **OPTIONS, **given})
+        ingot.quantize(model(), {"x": X}, **{"formats": ["int8"], **OPTIONS, **options})
 
 
-@pytest.mark.parametrize(("kind", "told"), [(TensorProto.FLOAT16, "f16"), (TensorProto.DOUBLE, "f64")])
-def test_a_model_of_another_float_type_is_refused(kind: int, told: str):
+@pytest.mark.parametrize(("kind", "message"), [(TensorProto.FLOAT16, "f16"), (TensorProto.DOUBLE, "f64")])
+def test_a_model_of_another_float_type_is_refused(kind: int, message: str):
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     w = numpy_helper.from_array(np.ones((3, 4), dtype), "w")
     x, y = (helper.make_tensor_value_info(name, kind, ["n", size]) for name, size in (("x", 3), ("y", 4)))
     graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "net", [x], [y], [w])
     net = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    with pytest.raises(InputError, match=f"convert it to float32 first: its products are of {told}"):
+    with pytest.raises(InputError, match=f"convert it to float32 first: its products are of {message}"):
         ingot.quantize(net, {"x": X[:, :3].astype(dtype)})
 
 

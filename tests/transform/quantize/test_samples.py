@@ -24,17 +24,17 @@ def test_a_mapping_is_cut_and_a_sequence_taken():
         [(X[i : i + 2],) for i in range(4)],
         [X[i : i + 2] for i in range(4)],
     ):
-        whole = read_samples(graph, data, None, 1)
-        np.testing.assert_array_equal(whole.calls[1][0], X[1:3])
+        samples = read_samples(graph, data, None, 1)
+        np.testing.assert_array_equal(samples.calls[1][0], X[1:3])
 
 
 def test_what_is_kept_apart_is_apart():
     samples = read_samples(nets.mlp(), {"x": X}, list(range(20)), 1)
-    seen, held = samples.split(0.3, 5)
-    assert (len(seen), len(held)) == (14, 6)
-    assert seen.labels and held.labels
-    assert not {v[0] for v in seen.labels} & {v[0] for v in held.labels}
-    assert samples.split(0.3, 5)[1].labels == held.labels != samples.split(0.3, 6)[1].labels
+    calibration, holdout = samples.split(0.3, 5)
+    assert (len(calibration), len(holdout)) == (14, 6)
+    assert calibration.labels and holdout.labels
+    assert not {v[0] for v in calibration.labels} & {v[0] for v in holdout.labels}
+    assert samples.split(0.3, 5)[1].labels == holdout.labels != samples.split(0.3, 6)[1].labels
 
 
 BAD = X.copy()
@@ -42,7 +42,7 @@ BAD[7, 2] = np.nan
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("samples", "text"),
     [
         ({"x": X[:3]}, "at least 4 calls, got 3"),
         ({"x": np.ones_like(X)}, "calls that differ"),
@@ -57,15 +57,15 @@ BAD[7, 2] = np.nan
         ({"x": np.float32(1)}, "at least 4 calls"),
     ],
 )
-def test_what_does_not_fit_is_refused(given: object, text: str):
+def test_what_does_not_fit_is_refused(samples: object, text: str):
     with pytest.raises(InputError, match=text):
-        read_samples(nets.mlp(), given, None, 1)
+        read_samples(nets.mlp(), samples, None, 1)
 
 
-@pytest.mark.parametrize(("given", "got"), [([], "got 0"), (None, "got NoneType"), ("x.npy", "got str")])
-def test_no_call_to_trace_a_module_with_is_told_of_the_samples(given: object, got: str):
+@pytest.mark.parametrize(("samples", "got"), [([], "got 0"), (None, "got NoneType"), ("x.npy", "got str")])
+def test_no_call_to_trace_a_module_with_is_told_of_the_samples(samples: object, got: str):
     with pytest.raises(InputError, match=f"samples: expected .*{got}"):
-        first_call(given, 1)
+        first_call(samples, 1)
 
 
 def test_tensors_of_types_that_numpy_lacks():

@@ -16,36 +16,36 @@ from ingot.transform.quantize.search import LATENCY_FRACTION, Goals, Option, Poi
 
 def options(seed: int, groups: int = 6) -> dict[str, list[Option]]:
     rng = np.random.default_rng(seed)
-    out: dict[str, list[Option]] = {}
+    offers: dict[str, list[Option]] = {}
     for i in range(groups):
         base = Option("float32", 1.0 + rng.random(), 0.0, 400)
         others = [Option(f, rng.random() * 1.5, rng.random() ** 3, n) for f, n in (("int8", 100), ("weight4", 60))]
-        out[f"g{i}"] = [base, *others]
-    return out
+        offers[f"g{i}"] = [base, *others]
+    return offers
 
 
 def totals(offered: dict[str, list[Option]], formats: Formats) -> tuple[float, float]:
-    taken = [o for name, choices in offered.items() for o in choices if o.form == formats[name]]
-    return sum(o.error for o in taken), sum(o.seconds for o in taken)
+    chosen = [o for name, choices in offered.items() for o in choices if o.form == formats[name]]
+    return sum(o.error for o in chosen), sum(o.seconds for o in chosen)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_choice_beats_a_rung(seed: int):
     offered = options(seed, 5)
     rungs = [totals(offered, r) for r in ladder(offered)]
-    every = [
+    combinations = [
         totals(offered, dict(zip(offered, f, strict=True))) for f in product(("float32", "int8", "weight4"), repeat=5)
     ]
     assert rungs == sorted(rungs)
     for error, seconds in rungs:
-        assert not any(e <= error and s < seconds - 1e-12 for e, s in every)
+        assert not any(e <= error and s < seconds - 1e-12 for e, s in combinations)
 
 
 class Model:
-    """Scores fall with the error, by `more` on what the search does not see."""
+    """Scores fall with the error, by `hidden_error` on what the search does not see."""
 
-    def __init__(self, offered: dict[str, list[Option]], more: float = 0.0) -> None:
-        self.offered, self.more, self.built = offered, more, 0
+    def __init__(self, offered: dict[str, list[Option]], hidden_error: float = 0.0) -> None:
+        self.offered, self.hidden_error, self.built = offered, hidden_error, 0
 
     def simulate(self, formats: Formats) -> float:
         return 1 - totals(self.offered, formats)[0] / 100
@@ -54,7 +54,7 @@ class Model:
         self.built += 1
         error, seconds = totals(self.offered, formats)
         nbytes = 50 + sum(o.nbytes for n, c in self.offered.items() for o in c if o.form == formats[n])
-        return Point(name, formats, (1 - error / 100, 1 - (error + self.more) / 100), 0.5 + seconds, nbytes)
+        return Point(name, formats, (1 - error / 100, 1 - (error + self.hidden_error) / 100), 0.5 + seconds, nbytes)
 
     def search(self, goals: Goals) -> Point:
         exact = self.point("float32", dict.fromkeys(self.offered, "float32"))
@@ -72,7 +72,7 @@ def test_the_score_holds_and_is_made_use_of(seed: int, least: float):
 
 
 def test_what_fails_on_unseen_samples_is_not_taken():
-    model = Model(options(0), more=0.5)
+    model = Model(options(0), hidden_error=0.5)
     result = model.search(Goals((0.99, 0.99)))
     assert result.scores[1] >= 0.99
 

@@ -52,10 +52,10 @@ def test_error_feedback_pays_where_values_are_correlated(bits: int | None):
     )
     w = s.weight()
     exact = x @ w
-    made = (
+    corrected = (
         quantize_blocks(s, w, bits, u) if bits else quantize_channels(s, w, u) for u in (None, feedback_factor(x.T @ x))
     )
-    plain, fed = (np.square(x @ q.value(s) - exact).mean() for q in made)
+    plain, fed = (np.square(x @ q.value(s) - exact).mean() for q in corrected)
     assert fed < 0.5 * plain
 
 
@@ -65,12 +65,12 @@ def test_error_feedback_keeps_what_was_pruned(bits: int | None):
     rng = np.random.default_rng(1)
     x = rng.standard_normal((500, 70)).astype(np.float32) @ (np.eye(70) + 0.5).astype(np.float32)
     w = np.where(rng.random(s.weight().shape) < 0.8, 0, s.weight())
-    made = (
+    corrected = (
         quantize_blocks(s, w, bits, feedback_factor(x.T @ x))
         if bits
         else quantize_channels(s, w, feedback_factor(x.T @ x))
     )
-    assert (made.value(s)[w == 0] == 0).all()
+    assert (corrected.value(s)[w == 0] == 0).all()
 
 
 def test_moments_of_nothing():

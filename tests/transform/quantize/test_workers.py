@@ -32,14 +32,14 @@ class Dying:
     """A worker in this process that dies at each request as often as it is told."""
 
     def __init__(self, deaths: int) -> None:
-        self.deaths, self.asked, self.left, self._worker = deaths, 0, deaths, Worker()
+        self.deaths, self.request_count, self.deaths_left, self._worker = deaths, 0, deaths, Worker()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self.asked += 1
-        if self.left:
-            self.left -= 1
+        self.request_count += 1
+        if self.deaths_left:
+            self.deaths_left -= 1
             raise DeviceError("a measurement", got="killed")
-        self.left = self.deaths
+        self.deaths_left = self.deaths
         return json.loads(json.dumps(self._worker.answer(json.loads(json.dumps(request)))))
 
     def close(self) -> None: ...
@@ -66,7 +66,7 @@ def test_workers_measure_what_a_serial_search_does(task: dict[str, Any], tmp_pat
     worker = Dying(deaths)
     result, facts = run(task, tmp_path / "spread.json", Fleet([worker], task))
     assert {k: facts[k] for k in serial} == serial and any(k.startswith("error int8 ") for k in facts)
-    assert worker.asked >= 4 * (1 + deaths) if deaths < MAX_TRIES else worker.asked >= MAX_TRIES
+    assert worker.request_count >= 4 * (1 + deaths) if deaths < MAX_TRIES else worker.request_count >= MAX_TRIES
     assert result.report.scores[1] >= 0.99 and len(result.report.points) >= 4
 
 

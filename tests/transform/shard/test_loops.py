@@ -22,12 +22,12 @@ RNG = np.random.default_rng(5)
 Body = Callable[[Node, Sequence[Node]], Sequence[Node]]
 
 
-def loop(turns: int, values: Sequence[Node], body: Body) -> list[Node]:
+def loop(trip_count: int, values: Sequence[Node], body: Body) -> list[Node]:
     """`values` after so many turns of body(number of the turn, values)."""
     inputs = [Input("i", TensorType(i64))(), *(Input(f"v{k}", v.type)() for k, v in enumerate(values))]
-    i, *own = inputs
-    cond = Graph(tuple(inputs), (ops.compare("LT", i, const(turns, np.int64)),))
-    step = Graph(tuple(inputs), (ops.add(i, const(1, np.int64)), *body(i, own)))
+    i, *state = inputs
+    cond = Graph(tuple(inputs), (ops.compare("LT", i, const(trip_count, np.int64)),))
+    step = Graph(tuple(inputs), (ops.add(i, const(1, np.int64)), *body(i, state)))
     return list(ops.While(cond, step)(const(0, np.int64), *values).results[1:])
 
 
@@ -38,10 +38,10 @@ def at(stack: Node, i: Node) -> Node:
     return ops.reshape(ops.DynamicSlice((1, *rest))(stack, i, *[zero] * len(rest)), rest)
 
 
-def layers(turns: int = LAYERS) -> Graph:
+def layers(trip_count: int = LAYERS) -> Graph:
     """x + relu(x up) down, with stacked weights, as a scan over layers has them."""
     x = Input("x", TensorType(f32, (ROWS, WIDTH)))()
-    up, down = (
+    up_weights, down_weights = (
         const(RNG.standard_normal((LAYERS, a, b), np.float32) / 4, loc=name)
         for name, a, b in (("up", WIDTH, INNER), ("down", INNER, WIDTH))
     )
@@ -51,16 +51,16 @@ def layers(turns: int = LAYERS) -> Graph:
         hidden = ops.Relu()(ops.MatMul()(y, at(u, i)))
         return [ops.add(y, ops.MatMul()(hidden, at(d, i))), u, d]
 
-    return Graph((x,), (ops.mul(loop(turns, [x, up, down], body)[0], 2.0),), ("y",))
+    return Graph((x,), (ops.mul(loop(trip_count, [x, up_weights, down_weights], body)[0], 2.0),), ("y",))
 
 
 X = RNG.standard_normal((ROWS, WIDTH), np.float32)
 
 
-@pytest.mark.parametrize("turns", [0, 1, LAYERS])
+@pytest.mark.parametrize("trip_count", [0, 1, LAYERS])
 @pytest.mark.parametrize("devices", [2, 4])
-def test_layers_in_a_loop_take_one_exchange_each(turns: int, devices: int):
-    assert check(layers(turns), {"tp": devices}, {"up": ("tp", 2)}, [X]) == {"all_reduce": 1}
+def test_layers_in_a_loop_take_one_exchange_each(trip_count: int, devices: int):
+    assert check(layers(trip_count), {"tp": devices}, {"up": ("tp", 2)}, [X]) == {"all_reduce": 1}
     graph = graphs_of(shard(layers(), mesh_of({"tp": devices}), {"up": ("tp", 2)}))[0]
     (loop_,) = [n for n in graph.nodes() if isinstance(n.op, ops.While)]
     assert [x.shape for x in loop_.inputs[2:]] == [(LAYERS, WIDTH, INNER // devices), (LAYERS, INNER // devices, WIDTH)]
@@ -105,8 +105,8 @@ def test_random_loops():
 
         def body(i: Node, v: Sequence[Node], kinds: Any = kinds, w: Node = w) -> list[Node]:
             a, b = v
-            made = [ops.add(a, b), ops.MatMul()(a, w), ops.transpose(b, (1, 0)), ops.Softmax(1)(a), ops.mul(b, a)]
-            return [made[kinds[0]], made[kinds[1]]]
+            candidates = [ops.add(a, b), ops.MatMul()(a, w), ops.transpose(b, (1, 0)), ops.Softmax(1)(a), ops.mul(b, a)]
+            return [candidates[kinds[0]], candidates[kinds[1]]]
 
         graph = Graph((x,), tuple(loop(int(kinds[2]), [x, ops.Tanh()(x)], body)))
         marks = {"x": ("tp", int(RNG.integers(2)))} | ({"w": ("tp", int(RNG.integers(2)))} if 1 in kinds[:2] else {})
@@ -146,9 +146,9 @@ def in_processes(x: np.ndarray) -> tuple[np.ndarray, int]:
 
 @pytest.mark.slow
 def test_processes_exchange_within_a_loop():
-    wanted = X
+    expected = X
     for _ in range(3):
-        wanted = np.tanh(wanted @ WEIGHTS["w"] @ WEIGHTS["v"])
+        expected = np.tanh(expected @ WEIGHTS["w"] @ WEIGHTS["v"])
     for got, count in ingot.launch(in_processes, 2, (X,), seconds=100):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
         assert count == 1

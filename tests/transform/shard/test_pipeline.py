@@ -1,4 +1,4 @@
-"""Pipelines: stages on several devices compute what one device computes, with the weights of their own alone."""
+"""Pipelines: stages on several devices compute what one device computes, each with only its own weights."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def net(batch: int, widths: tuple[int, ...] = (6, 9, 12, 5, 8, 7), mask: bool = 
     """x w1, tanh, ..; with a mask that all layers read; two results, of which one is integers."""
     x = Input("x", TensorType(f32, (batch, widths[0])))()
     inputs, y = [x], x
-    shown = Input("mask", TensorType(f32, (batch, 1)))()
+    mask_value = Input("mask", TensorType(f32, (batch, 1)))()
     for a, b in itertools.pairwise(widths):
         y = ops.Tanh()(ops.MatMul()(y, const(RNG.standard_normal((a, b), np.float32))))
         if mask:
-            y = ops.mul(y, shown)
-    return Graph((*inputs, *((shown,) if mask else ())), (y, ops.cast(ops.mul(y, 9.0), i32)), ("y", "levels"))
+            y = ops.mul(y, mask_value)
+    return Graph((*inputs, *((mask_value,) if mask else ())), (y, ops.cast(ops.mul(y, 9.0), i32)), ("y", "levels"))
 
 
 def check(graph: Graph, stages: int) -> list[Graph]:
     arrays = [RNG.standard_normal(static_shape(n.shape)).astype(np.float32) for n in graph.inputs]
     result = pipeline(graph, stages)
     graphs = [graph_of_rank(result, rank) for rank in range(stages)]
-    for got in run(graphs, [arrays] * stages):  # all ranks have the results
+    for got in run(graphs, [arrays] * stages):  # every rank has the results
         for a, b in zip(got, interpret(graph, arrays), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
     assert len({str(sorted(collectives(g).items())) for g in graphs}) == 1
@@ -72,7 +72,7 @@ def test_rows_that_depend_on_each_other_are_one_batch():
     assert pipeline(graph, 2).count == 1
 
 
-def test_numbers_that_are_none_stay_in_their_rows():
+def test_nan_and_infinity_stay_in_their_rows():
     graph = net(4)
     value = np.ones((4, 6), np.float32)
     value[1], value[2, 0] = np.nan, -np.inf
@@ -84,9 +84,9 @@ def test_numbers_that_are_none_stay_in_their_rows():
 
 def test_what_has_no_stages_is_refused():
     x = Input("x", TensorType(f32, (2, 4)))()
-    two = Graph((x,), (ops.add(ops.Tanh()(x), ops.Exp()(x)),))
+    fork = Graph((x,), (ops.add(ops.Tanh()(x), ops.Exp()(x)),))
     with pytest.raises(InputError, match="2 values of one type that alone lead"):
-        pipeline(two, 3)
+        pipeline(fork, 3)
     with pytest.raises(InputError, match="this axis alone, without marks"):
         ingot.compile(MODULE, mesh=ingot.simulate({"pp": 2, "tp": 2}))
     with pytest.raises(InputError, match="a pipeline, for inference alone"):
@@ -121,9 +121,9 @@ def in_processes(x: np.ndarray) -> tuple[np.ndarray, int]:
 
 @pytest.mark.slow
 def test_two_processes_are_two_stages():
-    wanted = np.tanh(X @ W) @ V
-    np.testing.assert_allclose(compiled(mesh=ingot.simulate({"pp": 2}))(X), wanted, rtol=1e-5, atol=1e-5)
-    whole = compiled().program.weights.nbytes
+    expected = np.tanh(X @ W) @ V
+    np.testing.assert_allclose(compiled(mesh=ingot.simulate({"pp": 2}))(X), expected, rtol=1e-5, atol=1e-5)
+    total_bytes = compiled().program.weights.nbytes
     for got, nbytes in ingot.launch(in_processes, 2, (X,), seconds=100):
-        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
-        assert nbytes < whole
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+        assert nbytes < total_bytes

@@ -78,15 +78,15 @@ def test_programs_of_other_ranks_are_saved(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"mesh": {"tp": 2}}, "a group of 2 processes"),
         ({"shard": {"w": ("tp", 1)}}, "a mesh, too"),
         ({"mesh": {"tp": 2}, "rank": 2}, "one of the 2 ranks"),
     ],
 )
-def test_requests_that_do_not_fit(options: Any, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_requests_that_do_not_fit(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         compiled(**options)
 
 
@@ -117,8 +117,8 @@ def network(name: str) -> tuple[Any, Any, Any, dict[str, Any]]:
             for b in cast(Any, self.blocks):
                 y = b["norm"](x)
                 q, k, v = (b[n](y).view(batch, length, 4, 8).transpose(1, 2) for n in "qkv")
-                seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-                x = x + b["o"](seen.transpose(1, 2).reshape(batch, length, 32))
+                attention = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                x = x + b["o"](attention.transpose(1, 2).reshape(batch, length, 32))
                 x = x + b["down"](F.gelu(b["up"](x)))
             return (x @ self.words.weight.T).transpose(1, 2)
 
@@ -206,12 +206,12 @@ def test_a_checkpoint_is_whole_and_is_resumed_on_another_mesh(tmp_path: Any, wri
     pytest.importorskip("torch")
     folder = str(tmp_path)
     if writer == "one":
-        wanted = resumed(folder, writer, True)
+        expected = resumed(folder, writer, True)
     else:
-        wanted = ingot.launch(resumed, 2, (folder, writer, True), seconds=200)[0]
+        expected = ingot.launch(resumed, 2, (folder, writer, True), seconds=200)[0]
     assert {k: v.shape for k, v in safetensors.read(tmp_path / "w.safetensors").items()}["0.weight"] == (64, 20)
     if writer != "one":
-        np.testing.assert_allclose(resumed(folder, "one", False), wanted, rtol=2e-5)
+        np.testing.assert_allclose(resumed(folder, "one", False), expected, rtol=2e-5)
     for mode in ("dp",) if writer == "tp" else ("tp",):
         for got in ingot.launch(resumed, 2, (folder, mode, False), seconds=200):
-            np.testing.assert_allclose(got, wanted, rtol=2e-5)
+            np.testing.assert_allclose(got, expected, rtol=2e-5)

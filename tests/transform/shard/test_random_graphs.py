@@ -43,13 +43,15 @@ class Maker:
             case 0:
                 return [ops.Relu(), ops.Neg(), ops.Tanh(), ops.Gelu()][rng.integers(4)](x)
             case 1 | 2:
-                same = [v for v in self.values if v.shape == x.shape] + [self.weight(rank, tuple(map(int, x.shape)))]
+                candidates = [v for v in self.values if v.shape == x.shape] + [
+                    self.weight(rank, tuple(map(int, x.shape)))
+                ]
                 build = [ops.add, ops.sub, ops.mul, ops.maximum][rng.integers(4)]
-                return ops.Tanh()(build(x, same[rng.integers(len(same))]))
+                return ops.Tanh()(build(x, candidates[rng.integers(len(candidates))]))
             case 3 | 4 | 5:
                 x = x if rank >= 2 else self.pick(2)
-                depth, out = int(x.shape[-1]), int(rng.choice(SIZES))
-                shape = (*map(int, x.shape[:-2]), depth, out) if rng.integers(2) else (depth, out)
+                depth, result_size = int(x.shape[-1]), int(rng.choice(SIZES))
+                shape = (*map(int, x.shape[:-2]), depth, result_size) if rng.integers(2) else (depth, result_size)
                 return ops.div(ops.MatMul()(x, self.weight(0, shape)), float(depth))
             case 6:
                 return ops.transpose(x, tuple(map(int, rng.permutation(rank))))
@@ -117,10 +119,15 @@ class Maker:
         names = [name for name, _ in named]
         results: dict[str, list[tuple[str, int]]] = {}
         for name, shape in named:
-            left = list(mesh)
+            remaining_axes = list(mesh)
             for axis in range(len(shape)):
-                if left and names.count(name) == 1 and self.rng.integers(3) == 0 and shape[axis] % mesh[left[0]] == 0:
-                    results.setdefault(name, []).append((left.pop(0), axis))
+                if (
+                    remaining_axes
+                    and names.count(name) == 1
+                    and self.rng.integers(3) == 0
+                    and shape[axis] % mesh[remaining_axes[0]] == 0
+                ):
+                    results.setdefault(name, []).append((remaining_axes.pop(0), axis))
         return results
 
 

@@ -53,17 +53,17 @@ def block(x: Node, name: str, heads: int = 4, width: int = 32) -> Node:
     def norm(y: Node, part: str) -> Node:
         return ops.LayerNorm((2,))(y, weight(f"{name}.{part}", width))
 
-    def project(y: Node, part: str, out: int) -> Node:
-        w = weight(f"{name}.{part}.weight", out, int(y.shape[2]))
-        return ops.add(ops.MatMul()(y, ops.transpose(w, (1, 0))), weight(f"{name}.{part}.bias", out))
+    def project(y: Node, part: str, out_features: int) -> Node:
+        w = weight(f"{name}.{part}.weight", out_features, int(y.shape[2]))
+        return ops.add(ops.MatMul()(y, ops.transpose(w, (1, 0))), weight(f"{name}.{part}.bias", out_features))
 
     y = norm(x, "before")
     q, k, v = (
         ops.transpose(ops.reshape(project(y, part, width), (batch, length, heads, width // heads)), (0, 2, 1, 3))
         for part in "qkv"
     )
-    seen = ops.transpose(ops.Attention("upper_left", 0.3)(q, k, v), (0, 2, 1, 3))
-    x = ops.add(x, project(ops.reshape(seen, (batch, length, width)), "o", width))
+    attention = ops.transpose(ops.Attention("upper_left", 0.3)(q, k, v), (0, 2, 1, 3))
+    x = ops.add(x, project(ops.reshape(attention, (batch, length, width)), "o", width))
     return ops.add(x, project(ops.Gelu()(project(norm(x, "between"), "up", 4 * width)), "down", width))
 
 
@@ -254,7 +254,7 @@ def test_two_weights_of_one_shape_are_split_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("marks", "told"),
+    ("marks", "message"),
     [
         ({"nothing": ("tp", 0)}, "patterns that match some of"),
         ({"x": ("ep", 0)}, "a mesh axis: one of tp"),
@@ -266,9 +266,9 @@ def test_two_weights_of_one_shape_are_split_apart() -> None:
         ({1: ("tp", 0)}, "patterns of names"),
     ],
 )
-def test_marks_that_do_not_fit(marks: Any, told: str) -> None:
+def test_marks_that_do_not_fit(marks: Any, message: str) -> None:
     x = x_of(4, 7)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         graphs_of(shard(Graph((x,), (ops.add(x, 1.0),)), mesh_of({"tp": 2}), marks))
 
 
@@ -289,14 +289,19 @@ def test_ranks_and_groups_of_a_mesh() -> None:
 
 def test_placements_of_dtensor_are_marks():
     torch_tensor = pytest.importorskip("torch.distributed.tensor")
-    shard_, whole_, partial_ = torch_tensor.Shard, torch_tensor.Replicate, torch_tensor.Partial
+    shard_, replicate_, partial_ = torch_tensor.Shard, torch_tensor.Replicate, torch_tensor.Partial
     grid = mesh_of({"dp": 2, "tp": 4})
-    marks = {"a": [shard_(1), shard_(0)], "b": [whole_(), shard_(-1)], "c": (whole_(), whole_()), "d": [shard_(0)] * 2}
+    marks = {
+        "a": [shard_(1), shard_(0)],
+        "b": [replicate_(), shard_(-1)],
+        "c": (replicate_(), replicate_()),
+        "d": [shard_(0)] * 2,
+    }
     table = MarkTable(marks, grid)
     assert table.spec("a", 2) == (("tp",), ("dp",)) and table.spec("b", 3) == ((), (), ("tp",))
     assert table.spec("c", 1) == ((),) and table.spec("d", 1) == (("dp", "tp"),) and table.spec("e", 1) is None
     assert MarkTable({"a": shard_(0)}, mesh_of({"tp": 2})).spec("a", 1) == (("tp",),)
-    for wrong in ([partial_(), whole_()], [shard_(0)], [shard_(0), "tp"]):
+    for wrong in ([partial_(), replicate_()], [shard_(0)], [shard_(0), "tp"]):
         with pytest.raises(InputError, match=r"Shard\(dim\) or Replicate\(\) for each of dp, tp"):
             MarkTable({"a": wrong}, grid)
 

@@ -56,12 +56,12 @@ def test_each_device_computes_its_parts():
     np.testing.assert_allclose(ingot.compile(MODULE, mesh=ingot.simulate(MESH))(X, W), WANTED, rtol=1e-5, atol=1e-5)
     graph = open_model(MODULE, Request()).graph
     np.testing.assert_allclose(interpret(graph, [X, W])[0], WANTED, rtol=1e-5, atol=1e-5)
-    for marks, wanted in (
+    for marks, expected in (
         ({}, {"all_reduce": 1, "all_gather": 1}),  # the result is whole on each rank
         ({"x": ("dp", 0)}, {"all_reduce": 1}),  # and here the caller works in parts along dp
     ):
         counts = [collectives(g) for g in graphs_of(shard(graph, mesh_of(MESH), marks))]
-        assert counts == [wanted] * 4
+        assert counts == [expected] * 4
 
 
 def test_it_needs_the_mesh_that_it_was_written_for():
@@ -75,7 +75,7 @@ def test_it_needs_the_mesh_that_it_was_written_for():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('manual_axes={"dp", "tp"}', 'manual_axes={"dp"}', "without tp"),
         ('["dp"=2, "tp"=2]', '["dp"=2, "tp"=2], device_ids=[3, 2, 1, 0]', "devices in order"),
@@ -83,8 +83,8 @@ def test_it_needs_the_mesh_that_it_was_written_for():
         ('<@mesh, [{"tp"}, {}]>', '<@mesh, [{"tp":(1)2}, {}]>', "a part of a mesh axis"),
     ],
 )
-def test_what_is_not_there_is_refused(old: str, new: str, told: str):
-    with pytest.raises((IngotError, Unsupported), match=told):
+def test_what_is_not_there_is_refused(old: str, new: str, message: str):
+    with pytest.raises((IngotError, Unsupported), match=message):
         open_model(MODULE.replace(old, new), Request())
 
 
@@ -117,7 +117,7 @@ for got, want in zip(model(x, w), jax.jit(f)(x, w), strict=True):
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 def test_as_jax_on_four_devices():
     four = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    ran = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM], env={**os.environ, **four}, capture_output=True, text=True, timeout=200
     )
-    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert process.returncode == 0, process.stderr[-3000:]

@@ -31,8 +31,8 @@ def test_halves_give_what_the_whole_gives_and_share_its_weights() -> None:
     halved = [in_turns(g) for g in ranks]
     assert collectives(halved[0]) == {"all_reduce": 8}
     (want,) = interpret(graph, [x])
-    for (got,), (whole,) in zip(run(halved, [[x]] * 2), run(ranks, [[x]] * 2), strict=True):
-        np.testing.assert_allclose(got, whole, rtol=1e-5, atol=1e-5)
+    for (got,), (expected,) in zip(run(halved, [[x]] * 2), run(ranks, [[x]] * 2), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     count = [sum(isinstance(n.op, Const) for n in g.nodes()) for g in (ranks[0], halved[0])]
     assert count[1] <= count[0]
@@ -50,11 +50,11 @@ def test_a_sum_over_the_batch_stays_whole() -> None:
 
     x = x_of(4, 8)
     y = ops.Reduce("sum", (0,))(ops.MatMul()(x, weight("0.q.weight", 8, 6)))
-    own = graphs_of(shard(Graph((x,), (y,)), mesh_of({"tp": 2}), {"*.q.weight": ("tp", 0)}))[0]
-    assert collectives(own)
-    assert in_turns(own) is own
+    graphs = graphs_of(shard(Graph((x,), (y,)), mesh_of({"tp": 2}), {"*.q.weight": ("tp", 0)}))[0]
+    assert collectives(graphs)
+    assert in_turns(graphs) is graphs
 
 
 def test_small_exchanges_are_not_worth_it() -> None:
-    own = parts(transformer(4, 7))[0]
-    assert in_turns(own) is own
+    graphs = parts(transformer(4, 7))[0]
+    assert in_turns(graphs) is graphs

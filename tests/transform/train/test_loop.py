@@ -25,14 +25,14 @@ def stepped(name: str) -> ingot.TrainingStep:
 def test_inputs_of_any_name(name: str) -> None:
     """A call's own learning rate is an argument of that name, too."""
     step = stepped(name)
-    wanted = [s.name for s in step.inputs[:-1]]
-    data = dict(zip(wanted, (ROWS, CLASSES), strict=True))
-    losses = run(step, Plan(data, batch=4, epochs=2), lambda *told: None)
+    expected = [s.name for s in step.inputs[:-1]]
+    data = dict(zip(expected, (ROWS, CLASSES), strict=True))
+    losses = run(step, Plan(data, batch=4, epochs=2), lambda *_: None)
     step = stepped("x")
-    assert losses == run(step, Plan({"x": ROWS, "target": CLASSES}, batch=4, epochs=2), lambda *told: None)
+    assert losses == run(step, Plan({"x": ROWS, "target": CLASSES}, batch=4, epochs=2), lambda *_: None)
 
 
 @pytest.mark.parametrize("labels", [CLASSES.astype("M8[s]"), CLASSES.astype(str), CLASSES + 0j, CLASSES / 2])
 def test_labels_that_are_no_integers(labels: np.ndarray) -> None:
     with pytest.raises(InputError, match="target"):
-        run(stepped("x"), Plan({"x": ROWS, "target": labels}, batch=4, epochs=1), lambda *told: None)
+        run(stepped("x"), Plan({"x": ROWS, "target": labels}, batch=4, epochs=1), lambda *_: None)

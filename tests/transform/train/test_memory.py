@@ -50,19 +50,19 @@ def test_what_takes_long_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     costly: list[str] = []
 
     def seconds(program: Program, *rest: object) -> list[float]:
-        costly.append(_runs(program).most_common(1)[0][0])
+        costly.append(_run_counts(program).most_common(1)[0][0])
         return [1.0 if s.kernel in costly else 1e-6 for s in program.steps]
 
     monkeypatch.setattr(run, "_seconds", seconds)
     limited = _pair(net, x, 0.6)[1]
     assert len(costly) == 1 and "measured" in limited.program.meta["memory"]
-    runs = _runs(limited.program)
-    assert runs.total() > len(runs) and runs[costly[0]] == 1
+    run_counts = _run_counts(limited.program)
+    assert run_counts.total() > len(run_counts) and run_counts[costly[0]] == 1
     other: Any = ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=0.6, target="cpu:x86-64-v3")
     assert "measured" not in other.program.meta["memory"]
 
 
-def _runs(program: Program) -> Counter[str]:
+def _run_counts(program: Program) -> Counter[str]:
     """Of each kernel: layers that differ have kernels of their own."""
     return Counter(s.kernel for s in program.steps if s.kernel.startswith("contraction"))
 
@@ -74,20 +74,21 @@ def test_half_of_the_activations_and_all_of_the_bits() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.GELU())
-            again = nn.Conv2d(16, 16, 3, padding=1), nn.Tanh()
-            self.more = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.Dropout(0.3), nn.Tanh(), *again)
+            last_layers = nn.Conv2d(16, 16, 3, padding=1), nn.Tanh()
+            first_layers = nn.Conv2d(16, 16, 3, padding=1), nn.Dropout(0.3), nn.Tanh()
+            self.dropout_block = nn.Sequential(*first_layers, *last_layers)
             self.last = nn.Sequential(nn.Conv2d(32, 8, 3, stride=2), nn.SiLU(), nn.Flatten(), nn.LazyLinear(4))
 
         def forward(self, x: Tensor) -> Tensor:
             a = self.first(x)
-            return self.last(torch.cat([a, self.more(a)], 1))
+            return self.last(torch.cat([a, self.dropout_block(a)], 1))
 
     torch.manual_seed(0)
     net, x = Net(), torch.randn(8, 3, 17, 17)
     net(x)
     free, limited = _pair(net, x, 0.5)
-    kept, kept_before, arena, arena_before = _numbers(limited)
-    assert kept <= 0.5 * kept_before + 64 * 64
+    saved_bytes, saved_bytes_before, arena, arena_before = _numbers(limited)
+    assert saved_bytes <= 0.5 * saved_bytes_before + 64 * 64
     assert limited.arena_bytes < free.arena_bytes
     assert abs(arena - limited.arena_bytes) < 0.02 * arena
     assert abs(arena_before - free.arena_bytes) < 0.02 * arena_before
@@ -102,9 +103,9 @@ def test_bytes_of_the_arena() -> None:
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU())]
     net, x = nn.Sequential(*layers, nn.Linear(64, 4)), torch.randn(96, 64)
     free, _ = _pair(net, x, 0.9)
-    most = free.arena_bytes * 2 // 3
-    _, limited = _pair(net, x, most)
-    assert limited.arena_bytes <= most
+    limit = free.arena_bytes * 2 // 3
+    _, limited = _pair(net, x, limit)
+    assert limited.arena_bytes <= limit
     for wrong in (1000, -1.0):
         with pytest.raises(InputError, match="memory"):
             ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=wrong)
@@ -116,9 +117,9 @@ def test_bytes_where_kernels_have_temporaries_of_their_own() -> None:
     layers = [layer for _ in range(3) for layer in (nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU())]
     net, x = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 4)), torch.randn(4, 64, 16, 16)
     free = ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=1e9)
-    most = 0.9 * _numbers(free)[2]
-    limited = ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=most)
-    assert limited.arena_bytes <= most
+    limit = 0.9 * _numbers(free)[2]
+    limited = ingot.train(net, "cross_entropy", ingot.optim.SGD(), (x,), memory=limit)
+    assert limited.arena_bytes <= limit
     arena = _numbers(limited)[2]
     assert abs(arena - limited.arena_bytes) < 0.02 * arena
 
@@ -158,10 +159,10 @@ def test_half_of_what_a_scan_keeps() -> None:
     x, y = rng.normal(size=(13, 8, 16)).astype(np.float32), np.arange(8) % 4
 
     def net(weights: Any, x: Any) -> Any:
-        def turn(h: Any, row: Any) -> tuple[Any, None]:
+        def body(h: Any, row: Any) -> tuple[Any, None]:
             return jnp.tanh(row @ weights[0] + jnp.sin(h @ weights[1])), None
 
-        return jax.lax.scan(turn, jnp.zeros((8, 32)), x)[0] @ weights[2]
+        return jax.lax.scan(body, jnp.zeros((8, 32)), x)[0] @ weights[2]
 
     def loss(weights: Any) -> Any:
         return -jax.nn.log_softmax(net(weights, x))[np.arange(8), y].mean()
@@ -175,8 +176,8 @@ def test_half_of_what_a_scan_keeps() -> None:
 
 
 def _half(step: ingot.CompiledStep) -> None:
-    kept, kept_before, arena, arena_before = _numbers(step)
-    assert kept <= 0.5 * kept_before + 1000 and arena <= arena_before
+    saved_bytes, saved_bytes_before, arena, arena_before = _numbers(step)
+    assert saved_bytes <= 0.5 * saved_bytes_before + 1000 and arena <= arena_before
     assert abs(arena - step.arena_bytes) < 0.02 * arena
 
 

@@ -23,14 +23,14 @@ def _mlp() -> nn.Module:
 
 
 class Within(nn.Module):
-    """A perceptron in what `around` makes of its call."""
+    """A perceptron in what `wrapper` makes of its call."""
 
-    def __init__(self, around: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(self, wrapper: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
-        self.net, self.around = _mlp(), around
+        self.net, self.wrapper = _mlp(), wrapper
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.around(self.net, x)
+        return self.wrapper(self.net, x)
 
 
 class FrozenNorm(nn.Module):
@@ -88,30 +88,30 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Callable[..., li
 
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_eagers(name: str) -> None:
-    make, asked, changed, loss = CASES[name]
+    settings, options, changed, loss = CASES[name]
     generator = torch.Generator().manual_seed(0)
     batches = changed(
         [(torch.randn(4, 8, generator=generator), torch.randint(0, 3, (4,), generator=generator)) for _ in range(6)]
     )
     torch.manual_seed(1)
-    own = make()
+    module = settings()
     torch.manual_seed(1)
-    net = make()
-    every = asked.get("accumulate", 1)
-    optimizer = torch.optim.AdamW(own.parameters(), 1e-2, weight_decay=0.1)
+    net = settings()
+    interval = options.get("accumulate", 1)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-2, weight_decay=0.1)
     ours = ingot.optim.AdamW(lr=1e-2, weight_decay=0.1)
-    step = ingot.train(net, loss, ours, (batches[0][0],), batches[0][1], **asked)
+    step = ingot.train(net, loss, ours, (batches[0][0],), batches[0][1], **options)
     near = 2e-3 if name == "autocast in forward" else 5e-6  # a rounding to bfloat16 is 4e-3
     for i, (x, y) in enumerate(batches):
-        want = loss(own(x), y)
-        (want / every).backward()
-        if (i + 1) % every == 0:
-            if "clip_norm" in asked:
-                nn.utils.clip_grad_norm_(own.parameters(), asked["clip_norm"])
+        want = loss(module(x), y)
+        (want / interval).backward()
+        if (i + 1) % interval == 0:
+            if "clip_norm" in options:
+                nn.utils.clip_grad_norm_(module.parameters(), options["clip_norm"])
             optimizer.step()
             optimizer.zero_grad()
         got, _ = step(x, y)
         torch.testing.assert_close(torch.as_tensor(got), want.detach(), rtol=0, atol=near)
     trained = step.trained()
-    for (key, value), other in zip(own.state_dict().items(), trained.state_dict().values(), strict=True):
+    for (key, value), other in zip(module.state_dict().items(), trained.state_dict().values(), strict=True):
         torch.testing.assert_close(other, value, rtol=0, atol=20 * near, msg=key)

@@ -115,9 +115,9 @@ def test_what_a_recipe_asks_of_a_gpu_is_what_a_cpu_does(precision: str) -> None:
     torch.manual_seed(0)
     net = mlp()
     x, y = batch(net, (5, 6))
-    asked: dict[str, Any] = {"accumulate": 2, "precision": precision, "skip_nonfinite": True, "clip_value": 0.1}
-    step = ingot.train(copy.deepcopy(net), "cross_entropy", ingot.optim.AdamW(lr=0.01), (x,), threads=1, **asked)
-    ours = Interpreted(net, x, Recipe(ingot.optim.AdamW(lr=0.01), "cross_entropy", **asked))
+    options: dict[str, Any] = {"accumulate": 2, "precision": precision, "skip_nonfinite": True, "clip_value": 0.1}
+    step = ingot.train(copy.deepcopy(net), "cross_entropy", ingot.optim.AdamW(lr=0.01), (x,), threads=1, **options)
+    ours = Interpreted(net, x, Recipe(ingot.optim.AdamW(lr=0.01), "cross_entropy", **options))
     for part in (x, x + 1, x * float("inf"), x, x + 1, x):
         assert ours(part, y) == pytest.approx(float(step(part, y)[0]), abs=1e-5, nan_ok=True)
     for (name, want), got in zip(step.state().items(), ours.state, strict=True):
@@ -129,12 +129,12 @@ def test_less_memory_on_a_gpu_gives_the_same_bits() -> None:
     net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32))])
     x, y = batch(net, (64, 32))
     recipe = Recipe(ingot.optim.AdamW(lr=0.01), "cross_entropy")
-    whole, less = (Interpreted(copy.deepcopy(net), x, recipe, memory) for memory in (None, 0.6))
-    result = less.program.meta["memory"]
-    bound = Binding(less.program, [*(t.shape for t in (x, y)), (), *(s.shape for s in less.program.state)])
+    unlimited, limited = (Interpreted(copy.deepcopy(net), x, recipe, memory) for memory in (None, 0.6))
+    result = limited.program.meta["memory"]
+    bound = Binding(limited.program, [*(t.shape for t in (x, y)), (), *(s.shape for s in limited.program.state)])
     assert "run again" in result and f"arena {bound.layout.nbytes / 1e6:.3f} of" in result
-    assert [whole(x, y) for _ in range(2)] == [less(x, y) for _ in range(2)]
-    for a, b in zip(whole.state, less.state, strict=True):
+    assert [unlimited(x, y) for _ in range(2)] == [limited(x, y) for _ in range(2)]
+    for a, b in zip(unlimited.state, limited.state, strict=True):
         assert a.tobytes() == b.tobytes()
 
 
@@ -182,8 +182,8 @@ def test_the_rate_lies_where_the_batch_does(monkeypatch: pytest.MonkeyPatch) -> 
     assert step._device_rate([OnGpu()], rate) is rate  # a program for CPUs
     monkeypatch.setattr(type(step.program), "device", "cuda")
     assert step._device_rate([x], rate) is rate
-    first, again, changed = (step._device_rate([x, OnGpu()], r) for r in (rate, rate, other))
-    assert first is again and float(first) == rate and float(changed) == other and first.dtype == torch.float32
+    first, repeated, changed = (step._device_rate([x, OnGpu()], r) for r in (rate, rate, other))
+    assert first is repeated and float(first) == rate and float(changed) == other and first.dtype == torch.float32
     capturing[0] = True
     assert step._device_rate([OnGpu()], other) is not changed
 
@@ -191,16 +191,16 @@ def test_the_rate_lies_where_the_batch_does(monkeypatch: pytest.MonkeyPatch) -> 
 def test_kernels_are_kept_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INGOT_CACHE_DIR", str(tmp_path))
     ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (torch.zeros(5, 6),), threads=1)
-    kept = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+    file_times = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
     ingot.train(mlp(), "cross_entropy", ingot.optim.AdamW(), (torch.zeros(5, 6),), threads=1)
-    assert len(kept) > 5 and kept.keys() == {p for p in tmp_path.rglob("*") if p.is_file()}
+    assert len(file_times) > 5 and file_times.keys() == {p for p in tmp_path.rglob("*") if p.is_file()}
 
 
 def test_gradients_for_another_machine() -> None:
-    made = ingot.value_and_grad(nn.MSELoss(), (torch.zeros(5), torch.ones(5)), target=FOREIGN)
-    assert made.refused
+    program = ingot.value_and_grad(nn.MSELoss(), (torch.zeros(5), torch.ones(5)), target=FOREIGN)
+    assert program.refused
     with pytest.raises(ArtifactError):
-        made(torch.zeros(5), torch.ones(5))
+        program(torch.zeros(5), torch.ones(5))
 
 
 @needs_gcc
@@ -208,19 +208,19 @@ def test_a_step_in_c(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 4))
     x, y = batch(net, (5, 2, 5, 5))
-    make = {"optimizer": ingot.optim.SGD(lr=0.1, momentum=0.9), "example_inputs": (x,)}
-    program = ingot.train(copy.deepcopy(net), "cross_entropy", **make, target="c")
-    step = ingot.train(net, "cross_entropy", **make, threads=1)
+    options = {"optimizer": ingot.optim.SGD(lr=0.1, momentum=0.9), "example_inputs": (x,)}
+    program = ingot.train(copy.deepcopy(net), "cross_entropy", **options, target="c")
+    step = ingot.train(net, "cross_entropy", **options, threads=1)
     program.save(tmp_path / "step.c")
     library, loss = built(tmp_path, tmp_path / "step.c"), np.zeros((), np.float32)
     values = (x.numpy(), y.numpy(), np.asarray(0.1, np.float32), loss)
     header = (tmp_path / "step.h").read_text()
     size = int(header.split("define STEP_STATE_BYTES ")[1].split()[0])
     state, arena = np.zeros(size // 8 + 1, np.int64), np.zeros(1 << 16, np.int64)
-    own = [ctypes.c_void_p(a.ctypes.data) for a in (arena, state)]
-    assert library.step_reset(own[1]) == 0
+    pointers = [ctypes.c_void_p(a.ctypes.data) for a in (arena, state)]
+    assert library.step_reset(pointers[1]) == 0
     for _ in range(4):
-        assert library.step_run_in(*own, *(ctypes.c_void_p(v.ctypes.data) for v in values)) == 0
+        assert library.step_run_in(*pointers, *(ctypes.c_void_p(v.ctypes.data) for v in values)) == 0
         assert float(loss) == pytest.approx(float(step(x, y)[0]), rel=1e-5)
     # the header tells where what was learned lies
     line = next(line for line in header.splitlines() if "4.weight: f32[4, 27]" in line and ":4" not in line)

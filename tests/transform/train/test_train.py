@@ -21,9 +21,9 @@ from torch.optim import Optimizer  # noqa: E402
 optim = ingot.optim
 
 
-def mlp(*more: nn.Module) -> nn.Module:
+def mlp(*layers: nn.Module) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), *more, nn.Linear(9, 4))
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), *layers, nn.Linear(9, 4))
 
 
 def batch(rows: int = 5) -> tuple[Tensor, Tensor]:
@@ -78,13 +78,13 @@ def test_optimizers_beside_torch(ours: Any, theirs: Callable[[nn.Module], Optimi
     eager = copy.deepcopy(net)
     other = theirs(eager)
     step = ingot.train(net, "cross_entropy", ours, (x,), clip_norm=0.5, accumulate=2, threads=1)
-    for turn in range(6):
-        part = x + turn
+    for iteration in range(6):
+        part = x + iteration
         loss, measured = step(part, y)
         want = F.cross_entropy(eager(part), y)
         (want / 2).backward()
         assert float(loss) == pytest.approx(want.item(), rel=1e-5)
-        if turn % 2:
+        if iteration % 2:
             norm = nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
             assert float(measured["grad_norm"]) == pytest.approx(norm.item(), rel=1e-4)
             other.step()
@@ -95,17 +95,17 @@ def test_optimizers_beside_torch(ours: Any, theirs: Callable[[nn.Module], Optimi
 
 def test_goes_on_from_a_checkpoint_and_a_file_with_the_same_bits(tmp_path: Path) -> None:
     net, (x, y) = mlp(nn.Dropout(0.5)), batch()
-    make = {"clip_value": 0.1, "seed": 3, "threads": 1}
-    step = ingot.train(net, "cross_entropy", optim.AdamW(), (x,), **make)  # type: ignore[arg-type]
-    again = ingot.train(net, "cross_entropy", optim.AdamW(), (x,), **make)  # type: ignore[arg-type]
+    options = {"clip_value": 0.1, "seed": 3, "threads": 1}
+    step = ingot.train(net, "cross_entropy", optim.AdamW(), (x,), **options)  # type: ignore[arg-type]
+    resumed = ingot.train(net, "cross_entropy", optim.AdamW(), (x,), **options)  # type: ignore[arg-type]
     losses = [float(step(x, y)[0]) for _ in range(3)]
-    assert len(set(losses)) == 3 and losses == [float(again(x, y)[0]) for _ in range(3)]
+    assert len(set(losses)) == 3 and losses == [float(resumed(x, y)[0]) for _ in range(3)]
     step.lr = 0.02
     step.save_checkpoint(tmp_path / "c.safetensors")
     step.save(tmp_path / "s.ingot")
     want = [float(step(x, y)[0]) for _ in range(3)]
-    again.load_checkpoint(tmp_path / "c.safetensors")
-    assert [float(again(x, y)[0]) for _ in range(3)] == want
+    resumed.load_checkpoint(tmp_path / "c.safetensors")
+    assert [float(resumed(x, y)[0]) for _ in range(3)] == want
     loaded: Any = ingot.load(tmp_path / "s.ingot")
     assert [float(loaded(x, y)[0]) for _ in range(3)] == want
     for name, value in loaded.state().items():
@@ -389,17 +389,17 @@ def test_what_the_loss_does_not_read_stays_and_all_buffers_go_back() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.line, self.other = nn.Linear(6, 4), nn.Linear(6, 4)
-            self.register_buffer("seen", torch.zeros(()), persistent=False)
+            self.register_buffer("calls", torch.zeros(()), persistent=False)
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            self.seen += 1
+            self.calls += 1
             return self.line(x), self.other(x)
 
     net = Partly()
     before = net.other.weight.detach().clone()
     step = ingot.train(
         net,
-        lambda out, y: out[0].square().mean(),
+        lambda outputs, y: outputs[0].square().mean(),
         optim.AdamW(weight_decay=0.5),
         (batch()[0],),
         (batch()[1],),
@@ -408,9 +408,9 @@ def test_what_the_loss_does_not_read_stays_and_all_buffers_go_back() -> None:
     step(*batch())
     step.trained()
     assert torch.equal(net.other.weight, before)
-    assert net.seen == 1
+    assert net.calls == 1
     with pytest.raises(InputError, match="depends on a parameter"):
-        ingot.train(net, lambda out, y: out[0].detach().mean(), optim.SGD(), (batch()[0],), (batch()[1],))
+        ingot.train(net, lambda outputs, y: outputs[0].detach().mean(), optim.SGD(), (batch()[0],), (batch()[1],))
 
 
 def test_an_onnx_file_trains_and_goes_back(tmp_path: Path) -> None:
@@ -426,9 +426,11 @@ def test_an_onnx_file_trains_and_goes_back(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     sizes = {"w": (6, 3, 3), "scale": (6,), "shift": (6,), "mean": (6,), "var": (6,), "head": (4, 6), "half": ()}
     first = {k: rng.uniform(0.5, 1, s).astype(np.float32) for k, s in sizes.items()}
-    kept = [t for t in model.graph.initializer if t.name == "axes"]
+    axes_initializers = [t for t in model.graph.initializer if t.name == "axes"]
     model.graph.ClearField("initializer")
-    model.graph.initializer.extend([*kept, *(onnx.numpy_helper.from_array(a, k) for k, a in first.items())])
+    model.graph.initializer.extend(
+        [*axes_initializers, *(onnx.numpy_helper.from_array(a, k) for k, a in first.items())]
+    )
     onnx.save(model, tmp_path / "m.onnx")
     step = ingot.train(tmp_path / "m.onnx", "cross_entropy", optim.SGD(lr=0.5), threads=1)
     assert set(step.training.parameters) == {"w", "scale", "shift", "head"}
@@ -449,9 +451,9 @@ def test_an_onnx_file_trains_and_goes_back(tmp_path: Path) -> None:
                     old.grad = None
             leaves["mean"] = leaves["mean"] * 0.75 + mean * 0.25
             leaves["var"] = leaves["var"] * 0.75 + var * 0.25
-    back = step.trained()
-    onnx.checker.check_model(back)
-    for t in back.graph.initializer:
+    trained_model = step.trained()
+    onnx.checker.check_model(trained_model)
+    for t in trained_model.graph.initializer:
         if t.name in leaves:
             np.testing.assert_allclose(onnx.numpy_helper.to_array(t), leaves[t.name].detach().numpy(), atol=2e-6)
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from ingot import ops
 from ingot.autodiff.reverse import pull_back_cotangents
+from ingot.autodiff.rules.transposed_kernel import summed_products, transposed_kernel_cotangent
 from ingot.autodiff.table import reverse
-from ingot.ir.dims import DimLike, is_static, product
+from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Node
 from ingot.ir.types import static_shape
 
@@ -114,15 +115,15 @@ def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -
         return gradient_op(padded, ops.Transpose(channels_last)(g))
     is_pointwise = all(d == 1 for d in (groups, *window, *op.lhs_dilation)) and all(p == (0, 0) for p in op.padding)
     if is_pointwise:
-        # one contraction, which schedules tile for caches, over the sampled positions
         sampled = image
         if any(d != 1 for d in op.strides):
             sampled = ops.Slice((0,) * len(image.shape), image.shape, (1, 1, *op.strides))(image)
-        rows = [
-            ops.Reshape((product((batch, *v.shape[2:])), v.shape[1]))(ops.Transpose(channels_last)(v))
-            for v in (g, sampled)
-        ]
-        return ops.Reshape(kernel.shape)(ops.DotGeneral(((), ()), ((0,), (0,)), kernel.dtype)(*rows))
+        g, sampled = (ops.Transpose(channels_last)(v) for v in (g, sampled))
+        return ops.Reshape(kernel.shape)(summed_products(g, sampled, kernel.dtype))
+    is_transposed = groups == 1 and all(d == 1 for d in op.strides) and is_static((*window, *g.shape[2:]))
+    if is_transposed and all(1 in pair for pair in zip(op.lhs_dilation, op.rhs_dilation, strict=True)):
+        image, g = (ops.Transpose(channels_last)(v) for v in (image, g))
+        return transposed_kernel_cotangent(op, image, g, kernel)
     grouped = ops.Reshape((batch, groups, channels // groups, *image.shape[2:]))(image)
     rest = range(3, len(grouped.shape))
     transposed = ops.Transpose((2, 1, 0, *rest))(grouped)

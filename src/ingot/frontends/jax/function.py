@@ -46,7 +46,7 @@ _NARROW_DTYPES = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4
 class ImportedFunction:
     """A function as a graph, with the adapters of its arguments and results to the graph's.
 
-    arguments: names of the leaves of a call in order, and what each is: "array", "fixed" (with its value) or "weight".
+    leaves: the names of the leaves of a call in order, and what each is: "array", "fixed" (with its value) or "weight".
     read_indices: of the arrays that the program reads, of all that are arrays.
     """
 

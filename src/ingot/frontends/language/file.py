@@ -35,7 +35,7 @@ CONTEXT = 4096  # tokens by default, or fewer if the model's limit is lower
 CACHES: Mapping[str, DType] = {
     "float32": f32, "float16": f16, "bfloat16": bf16, "int8": i8, "float8_e4m3fn": f8e4m3fn, "float8_e5m2": f8e5m2,
 }  # fmt: skip
-_TOKENS_PER_CALL = 16  # tokens per native call
+_TOKENS_PER_CALL, _TOKENS_PER_GPU_CALL = 16, 64  # at most: a call has a price of its own, on GPUs that of two tokens
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,8 @@ def language_graph(
         case "score":
             graph = score(network, form)
         case _:
-            graph = generate(network, form, _TOKENS_PER_CALL, has_lengths=has_paged_attention)
+            max_tokens = _TOKENS_PER_GPU_CALL if has_paged_attention else _TOKENS_PER_CALL
+            graph = generate(network, form, max_tokens, has_lengths=has_paged_attention)
     return graph, {"kind": what, **facts}
 
 

@@ -1,4 +1,5 @@
-"""The order of a graph's nodes, which of them are needed, and the function bodies by which ONNX defines ops."""
+"""The versions of opsets, the order of a graph's nodes, which of them are needed, and the function bodies by which ONNX
+defines ops."""
 
 from __future__ import annotations
 
@@ -7,11 +8,45 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from ingot.frontends.onnx.call import AnyValue, Sequence_, Value
-from ingot.frontends.onnx.protos import AttributeProto, FunctionProto, NodeProto, TensorProto, TypeProto
+from ingot.frontends.onnx.protos import (
+    AttributeProto,
+    FunctionProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    TypeProto,
+)
 from ingot.frontends.onnx.tensors import CODES
 from ingot.frontends.shared.refusal import Unsupported
+from ingot.support.errors import ImportModelError
 
 _FLOAT = TensorProto.FLOAT
+_MIN_OPSET = 1
+_KNOWN_OPSET = 22  # of the oldest supported onnx package; a newer package is asked about newer opsets
+
+
+def domain_of(domain: str) -> str:
+    return "" if domain == "ai.onnx" else domain
+
+
+def opsets(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
+    """The version of each domain; ImportModelError for one of ONNX's own that is not read."""
+    versions = {domain_of(o.domain): o.version for o in imports}
+    if any(not 0 <= v < 1 << 31 for v in versions.values()):
+        raise ImportModelError("an opset's version is no version", got=versions, where=where, fix="export it again")
+    version = versions.get("")
+    if version is None or _MIN_OPSET <= version <= _KNOWN_OPSET:
+        return versions
+    newest = newest_opset()
+    if not _MIN_OPSET <= version <= newest:
+        raise ImportModelError(
+            "unsupported opset",
+            expected=f"ai.onnx {_MIN_OPSET} to {newest} (the newest in the installed onnx package)",
+            got=version,
+            where=where,
+            fix="convert the model with onnx.version_converter, or upgrade the onnx package",
+        )
+    return versions
 
 
 def in_order(nodes: Sequence[NodeProto]) -> Sequence[NodeProto]:

@@ -11,13 +11,16 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from ingot.frontends.onnx.call import AnyValue, Equation, OpenSequence, Sequence_, Value
+from ingot.frontends.onnx.functions import opsets
 from ingot.frontends.onnx.inputs import Dynamic, Requests, bind_inputs, check_dynamic, check_names, open_axes_of
 from ingot.frontends.onnx.protos import FunctionProto, GraphProto, ModelProto, OperatorSetIdProto, ValueInfoProto
 from ingot.frontends.onnx.tensors import ExternalData, type_text
-from ingot.frontends.onnx.walk import Scope, Walk, opsets
+from ingot.frontends.onnx.walk import Scope, Walk
 from ingot.frontends.onnx.wire import cut_weights
-from ingot.ir.node import Graph, Node
+from ingot.ir.dims import bounds
+from ingot.ir.node import Graph, Node, topological
 from ingot.ir.verify import check_sizes
+from ingot.ops.core.base import violable_constraints
 from ingot.support.errors import ImportModelError, NeedsValues, UnsupportedOpError
 from ingot.support.files import map_file
 from ingot.support.limits import limited
@@ -68,17 +71,25 @@ def import_onnx(
         raise ImportModelError("the model names no opset", where=where, fix="export it again")
     check_dynamic(dynamic)
     requests = Requests(dynamic, shapes or {}, weights or {}, example)
-    while True:
-        walk, scope = Walk(external, model.functions, where), Scope(versions, None, {}, "")
-        inputs = bind_inputs(walk, scope, model.graph, cuts, requests)
-        try:
-            values = walk.graph(model.graph, scope)
-        except Equation as e:
-            requests = requests.with_equation(e.symbol, e.size)
-            continue
-        if not walk.refused or walk.wishes.elements <= requests.size_inputs:
-            break
-        requests = requests.with_size_inputs(walk.wishes.elements)
+
+    def walked(requests: Requests, assumes: bool) -> tuple[Walk, list[Node], Sequence[AnyValue]]:
+        while True:
+            walk, scope = Walk(external, model.functions, where, assumes), Scope(versions, None, {}, "")
+            inputs = bind_inputs(walk, scope, model.graph, cuts, requests)
+            try:
+                values = walk.graph(model.graph, scope)
+            except Equation as e:
+                requests = requests.with_equation(e.symbol, e.size)
+                continue
+            if not walk.refused or walk.wishes.elements <= requests.size_inputs:
+                return walk, inputs, values
+            requests = requests.with_size_inputs(walk.wishes.elements)
+
+    walk, inputs, values = walked(requests, assumes=True)
+    if walk.has_assumed and not _fits_some_size(walk, values):  # what was assumed excludes what other nodes require
+        other = walked(requests, assumes=False)
+        if _fits_some_size(other[0], other[2]):
+            walk, inputs, values = other
     _check_supported(walk, model.graph.output, where)
     results, names = _results(model.graph.output, values)
     check_names("outputs", names, where)
@@ -88,6 +99,17 @@ def import_onnx(
     )
     check_sizes(graph, where)
     return graph
+
+
+def _fits_some_size(walk: Walk, outputs: Iterable[AnyValue]) -> bool:
+    """Whether nothing is refused and no requirement is known to fail for all sizes within the bounds of symbols."""
+    if walk.refused:
+        return False
+    members = [m for v in outputs for m in (v.items if isinstance(v, Sequence_) else (v,))]
+    nodes = topological(tuple(m.node for m in members if isinstance(m, Value)))
+    margins = (*walk.conditions, *(margin for n in nodes for margin in violable_constraints(n)))
+    largest = (bounds(margin, walk.limits)[1] for margin in margins)
+    return all(high is None or high >= 0 for high in largest)
 
 
 def open_axes(source: str | os.PathLike[str] | ModelProto) -> dict[str, list[int]]:
@@ -183,10 +205,10 @@ def parse_model(message: bytes, where: str) -> ModelProto:
 
 
 def _check_texts(
-    bodies: Iterable[GraphProto | FunctionProto], opsets: Iterable[OperatorSetIdProto], where: str
+    bodies: Iterable[GraphProto | FunctionProto], imports: Iterable[OperatorSetIdProto], where: str
 ) -> None:
     """Raise ImportModelError where a name is not UTF-8: protobuf hands such a string over as bytes."""
-    texts: list[str] = [o.domain for o in opsets]
+    texts: list[str] = [o.domain for o in imports]
     stack = list(bodies)
     while stack:
         body = stack.pop()

@@ -29,13 +29,21 @@ from ingot.frontends.onnx.call import (
     seek_multiple,
 )
 from ingot.frontends.onnx.fold import fold_node
-from ingot.frontends.onnx.functions import in_order, newest_opset, required_nodes, resolved, schema_body, schema_of
+from ingot.frontends.onnx.functions import (
+    domain_of,
+    in_order,
+    newest_opset,
+    opsets,
+    required_nodes,
+    resolved,
+    schema_body,
+    schema_of,
+)
 from ingot.frontends.onnx.protos import (
     AttributeProto,
     FunctionProto,
     GraphProto,
     NodeProto,
-    OperatorSetIdProto,
     TensorProto,
 )
 from ingot.frontends.onnx.symbolic import MAX_ELEMENTS, Sym
@@ -57,8 +65,6 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, ShapeError, UnsupportedOp
 from ingot.support.limits import check_time, max_run_time_size, spend_node
 
-_MIN_OPSET = 1
-_KNOWN_OPSET = 22  # of the oldest supported onnx package; a newer package is asked about newer opsets
 _SPARSE_LIMIT = {"bytes": 1 << 30}
 # deeper nesting than any exporter writes; bounds the inlining of recursive functions
 _MAX_DEPTH = 64
@@ -72,30 +78,6 @@ _MAX_EQUATIONS = 8
 _MAX_COMPUTED = 32
 # the largest factor of sizes that networks halve repeatedly
 _MAX_FACTOR = 128
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-def opsets(imports: Iterable[OperatorSetIdProto], where: str) -> dict[str, int]:
-    """The version of each domain; ImportModelError for one of ONNX's own that is not read."""
-    versions = {_domain(o.domain): o.version for o in imports}
-    if any(not 0 <= v < 1 << 31 for v in versions.values()):
-        raise ImportModelError("an opset's version is no version", got=versions, where=where, fix="export it again")
-    version = versions.get("")
-    if version is None or _MIN_OPSET <= version <= _KNOWN_OPSET:
-        return versions
-    newest = newest_opset()
-    if not _MIN_OPSET <= version <= newest:
-        raise ImportModelError(
-            "unsupported opset",
-            expected=f"ai.onnx {_MIN_OPSET} to {newest} (the newest in the installed onnx package)",
-            got=version,
-            where=where,
-            fix="convert the model with onnx.version_converter, or upgrade the onnx package",
-        )
-    return versions
 
 
 @dataclass(slots=True)
@@ -124,11 +106,14 @@ class Scope:
 
 
 class Walk:
-    """The state of one import."""
+    """The state of one import. assumes: whether sizes may be assumed, for which exporters mean a model."""
 
-    def __init__(self, external: ExternalData, functions: Iterable[FunctionProto], where: str) -> None:
+    def __init__(
+        self, external: ExternalData, functions: Iterable[FunctionProto], where: str, assumes: bool = True
+    ) -> None:
         self.external = external
-        self.functions = {(_domain(f.domain), f.name): f for f in functions}
+        self.assumes, self.has_assumed = assumes, False
+        self.functions = {(domain_of(f.domain), f.name): f for f in functions}
         self.where = where
         self.refused: list[UnsupportedOp] = []
         self.symbols: frozenset[str] = frozenset()
@@ -248,7 +233,7 @@ class Walk:
 
     def _is_known(self, proto: NodeProto, scope: Scope) -> bool:
         """Whether the op can be imported at all, for some inputs."""
-        domain = _domain(proto.domain)
+        domain = domain_of(proto.domain)
         version = scope.versions.get(domain, 1)
         if (domain, proto.op_type) in self.functions or find_row(domain, proto.op_type, version) is not None:
             return True
@@ -308,7 +293,7 @@ class Walk:
     def _import(
         self, proto: NodeProto, scope: Scope, loc: str, inputs: tuple[AnyValue | None, ...]
     ) -> Sequence[AnyValue | None]:
-        domain = _domain(proto.domain)
+        domain = domain_of(proto.domain)
         function = self.functions.get((domain, proto.op_type))
         if function is not None:
             return self._inline(function, proto, scope, loc, inputs)
@@ -363,6 +348,17 @@ class Walk:
         return [inner.get(name) for name in function.output]
 
     def assume(self, size: DimLike) -> bool:
+        """Require `size` >= 0 by a bound of its symbol, as exporters mean it; returns whether it holds. An import that
+        assumes nothing only asks."""
+        limits, is_bounded = self.limits, self._narrow(size)
+        if self.limits == limits:
+            return is_bounded
+        self.has_assumed = True
+        if not self.assumes:
+            self.limits = limits
+        return self.assumes
+
+    def _narrow(self, size: DimLike) -> bool:
         """Require `size` >= 0 by a bound of its symbol; returns whether such a bound exists. There is none for sizes
         that data determines or that are found at run time: nothing must be assumed of them."""
         if element_symbols(size) or any(map(is_computed, symbols_of(size))):
@@ -379,7 +375,7 @@ class Walk:
         upper = bounds(size, self.limits)[1]
         if upper is not None and upper < 0:
             raise Unsupported(what)
-        if not self.assume(size) and isinstance(size, Dim):
+        if not self._narrow(size) and isinstance(size, Dim):
             self.conditions[size] = None
 
     def require_equal(self, a: DimLike, b: DimLike, what: str) -> None:
@@ -484,7 +480,7 @@ def _equal_for_multiples(e: ShapeError) -> None:
 
 
 def _full_name(proto: NodeProto) -> str:
-    domain = _domain(proto.domain)
+    domain = domain_of(proto.domain)
     return f"{domain}.{proto.op_type}" if domain else proto.op_type
 
 

@@ -300,7 +300,7 @@ def plain_value(value: Attribute, name: str) -> object:
             raise Unsupported(f"{name} = {value}")
 
 
-def known(node: Node) -> np.ndarray | None:
+def constant_array(node: Node) -> np.ndarray | None:
     """The array of a constant."""
     return node.op.value if isinstance(node.op, Const) else None
 

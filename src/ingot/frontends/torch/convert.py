@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
+from math import prod
 from pathlib import Path
 from typing import TypeGuard
 
@@ -20,7 +21,20 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from ingot.frontends.shared import quotients
 from ingot.frontends.shared.quotients import Quotient
-from ingot.ir.dims import COMPUTED_PREFIX, Dim, DimLike, ceildiv, dim_max, dim_min, floordiv, is_computed, mod, symbol
+from ingot.ir.dims import (
+    COMPUTED_PREFIX,
+    Dim,
+    DimLike,
+    ceildiv,
+    dim_max,
+    dim_min,
+    floordiv,
+    is_computed,
+    mod,
+    sign_bit,
+    symbol,
+    zero_bit,
+)
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DTYPES, DType, TensorType
 from ingot.support.dataclass import dataclass
@@ -239,6 +253,9 @@ class Sizes:
             for _ in range(int(e.exp) - 1):
                 power = power * base
             return power
+        if isinstance(e, sympy.Piecewise):
+            pieces = [(self.expression(value), self._bit(condition)) for value, condition in (p.args for p in e.args)]
+            return reduce(lambda rest, piece: rest + (piece[0] - rest) * piece[1], reversed(pieces), 0)
         divided = _ROUNDED.get(type(e).__name__)
         if divided is not None:
             whole_size = self._rounded_float(e.args[0], divided)
@@ -249,6 +266,18 @@ class Sizes:
             raise ImportModelError(f"size {e}: {type(e).__name__} is no operation on sizes that Ingot has")
         values = [self.expression(a) for a in e.args]
         return apply(*values)
+
+    def _bit(self, e: sympy.Basic) -> DimLike:
+        """1 where a condition on sizes holds, else 0."""
+        if isinstance(e, sympy.logic.boolalg.BooleanAtom):
+            return int(bool(e))
+        if isinstance(e, sympy.And | sympy.Or | sympy.Not):
+            bits = [self._bit(a) for a in e.args]
+            return prod(bits) if isinstance(e, sympy.And) else 1 - prod(1 - bit for bit in bits)
+        if type(e) not in _COMPARISON_BITS:
+            raise ImportModelError(f"condition {e}: {type(e).__name__} is no comparison of sizes that Ingot has")
+        a, b = (self.expression(a) for a in e.args)
+        return _COMPARISON_BITS[type(e)](a - b)
 
     def _rounded_float(self, e: sympy.Basic, divided: Callable[[DimLike, DimLike], DimLike]) -> DimLike | None:
         """A float computed from sizes, rounded by `divided`: `int(n * 0.7)`, `ceil((n - 0.5) / 2)`. None for others.
@@ -334,6 +363,11 @@ _SYMPY: dict[type, Callable[..., DimLike]] = {
     sympy.Min: _fold(dim_min), sympy.Abs: lambda x: dim_max(x, x * -1), sym.FloorDiv: floordiv,
     sym.CleanDiv: floordiv, sym.Mod: mod, sym.PythonMod: mod,
     sym.ModularIndexing: lambda x, d, m: mod(floordiv(x, d), m), sym.Identity: lambda x: x,
+}  # fmt: skip
+# of a - b: 1 where the comparison of a and b holds
+_COMPARISON_BITS: dict[type, Callable[[DimLike], DimLike]] = {
+    sympy.Lt: sign_bit, sympy.Ge: lambda d: 1 - sign_bit(d), sympy.Gt: lambda d: sign_bit(d * -1),
+    sympy.Le: lambda d: 1 - sign_bit(d * -1), sympy.Eq: zero_bit, sympy.Ne: lambda d: 1 - zero_bit(d),
 }  # fmt: skip
 # classes that some torch versions lack, so looked up by name
 _SYMPY_BY_NAME: dict[str, Callable[..., DimLike]] = {"Max": _fold(dim_max), "Min": _fold(dim_min)}

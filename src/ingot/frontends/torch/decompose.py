@@ -175,7 +175,7 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _aten.hash_tensor.default: composed.hash_tensor,
     _aten.nextafter.default: composed.nextafter,
     _aten.frexp.Tensor: composed.frexp,
-    _aten.segment_reduce.default: segments.reduced,
+    _aten.segment_reduce.default: segments.segment_reduce,
     _aten.ldexp.Tensor: lambda x, other: x * torch.pow(2.0, other),
     _aten._linalg_det.default: composed.determinant,
     _aten._linalg_slogdet.default: composed.log_determinant,

@@ -25,7 +25,7 @@ from ingot.frontends.torch.tracing.gradients import traced_for
 from ingot.frontends.torch.tracing.guards import noted_answers
 from ingot.frontends.torch.tracing.hints import masks_unread
 from ingot.frontends.torch.tracing.known_numbers import KnownNumbers
-from ingot.frontends.torch.tracing.memory import joined, written_memories
+from ingot.frontends.torch.tracing.memory import shared_views, written_memories
 from ingot.frontends.torch.tracing.open_sizes import OpenSizes, open_lengths
 from ingot.frontends.torch.tracing.whole_ops import whole_recurrences
 from ingot.support.errors import ImportModelError, IngotError, InputError
@@ -83,7 +83,7 @@ def export_module(
         memories = written_memories(net, program)
         if not memories:
             return program
-        with joined(net, memories):
+        with shared_views(net, memories):
             return _exported(net, args, kwargs, shapes, names, keep_small)
 
 

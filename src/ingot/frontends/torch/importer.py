@@ -146,17 +146,8 @@ class Importer:
     def _call(self, node: fx.Node, env: _Env) -> object:
         target = node.target
         meta = node.meta.get("val")
-        if target in _SCALAR_READS and isinstance(meta, torch.SymFloat):
-            x = env[node.all_input_nodes[0]]
-            return _MISSING if not isinstance(x, Node) else self.numbers.setdefault(meta.node.expr, cast(x, f64))
-        if target in _SCALAR_READS and isinstance(meta, torch.SymBool):
-            x = env[node.all_input_nodes[0]]
-            return Number(x) if isinstance(x, Node) else _MISSING
-        if target in _SCALAR_READS and isinstance(meta, torch.SymInt):
-            x = env[node.all_input_nodes[0]]
-            if isinstance(x, Node):
-                self.sizes.computed_size(ops.reshape(cast(x, i64), ()), None, self.sizes.dim(meta))
-            return None
+        if target in _SCALAR_READS and isinstance(meta, torch.SymFloat | torch.SymBool | torch.SymInt):
+            return self._scalar_read(env[node.all_input_nodes[0]], meta)
         if isinstance(meta, torch.SymInt | torch.SymFloat | torch.SymBool | bool | int | float):
             return meta if isinstance(meta, bool | int | float) else None
         if target is operator.getitem:
@@ -169,6 +160,18 @@ class Importer:
         if str(target) in _IGNORED:
             return None
         return self._aten(node, target, env)
+
+    def _scalar_read(self, x: object, meta: torch.SymFloat | torch.SymBool | torch.SymInt) -> object:
+        """The element of a tensor as a Python number."""
+        if not isinstance(x, Node):
+            return None if isinstance(meta, torch.SymInt) else _MISSING
+        element = ops.reshape(x, ())
+        if isinstance(meta, torch.SymInt):
+            self.sizes.computed_size(cast(element, i64), None, self.sizes.dim(meta))
+            return None
+        if isinstance(meta, torch.SymBool):
+            return Number(element)
+        return self.numbers.setdefault(meta.node.expr, cast(element, f64))
 
     def _item(self, node: fx.Node, env: _Env) -> object:
         source, index = node.args

@@ -50,7 +50,7 @@ _DIFFERENTIATED_OPERANDS = {"fake_quantize": 1, "binary_cross_entropy": 2}
 
 
 def has_slope(name: str, arguments: Sequence[object]) -> bool:
-    """Whether the op of that name, with these arguments, is one of these functions."""
+    """Whether the op has a gradient of torch's own here, with these arguments."""
     first = arguments[0] if name in SLOPES else None
     return isinstance(first, Complex) or (
         isinstance(first, Node) and first.dtype.is_float and name != "aten.abs.default"

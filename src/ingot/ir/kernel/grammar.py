@@ -3,7 +3,7 @@
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
     stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
-             | Increment(var, buffer, index) | AwaitProducers | ReleaseConsumers
+             | Increment(var, buffer, index) | AwaitStores | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
              | Call(fn, args) | Select(c, a, b) | Cast(a) | Bitcast(a) | Splat(a) | Ramp(base, step)
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
@@ -416,6 +416,11 @@ class Increment(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitStores(Stmt):
+    """Wait for the stores of all lanes, so that every lane may read from here on what others have written."""
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitProducers(Stmt):
     """Wait for the previous kernels, which may still run when this one starts: it may read their results from here
     on."""
@@ -436,7 +441,7 @@ class Kernel:
     """One native function. Inside `body`, `chunk` and `dims` are i64 scalars.
 
     chunks (of a round), rounds: expressions over `dims`. hints: numbers for the target's compiler, by name, that only
-    affect speed ("warps" of a program of tiles, "stages" of its loops). meeting: a param of zeros, the barrier in which
+    affect speed ("warps" of a program of tiles, "stages" of its loops). barrier: a param of zeros, in which
     chunks count arrivals if those of a round run concurrently; it is zero again after the kernel.
     """
 

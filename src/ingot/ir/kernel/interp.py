@@ -147,7 +147,7 @@ def _statement(s: k.Stmt) -> Action:
             return _store(s)
         case k.Alloc():
             return lambda m: _alloc(m, s.buffer)
-        case k.Prefetch() | k.AwaitProducers() | k.ReleaseConsumers():
+        case k.Prefetch() | k.AwaitStores() | k.AwaitProducers() | k.ReleaseConsumers():
             return lambda m: None
         case k.Increment():
             return _increment(s)

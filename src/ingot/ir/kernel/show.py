@@ -88,6 +88,8 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
         case k.Increment():
             index = _shared(indent, lines, s.index).of(s.index)
             lines.append(f"{indent}{s.var.name} = increment {s.buffer.name}[{index}]")
+        case k.AwaitStores():
+            lines.append(f"{indent}await stores")
         case k.AwaitProducers():
             lines.append(f"{indent}await producers")
         case k.ReleaseConsumers():

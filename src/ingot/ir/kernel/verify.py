@@ -113,7 +113,7 @@ class _Checker:
                 self.index(s.index, f"prefetch {s.buffer.name}", scope)
             case k.Increment():
                 self.increment(s, scope)
-            case k.Comment() | k.AwaitProducers() | k.ReleaseConsumers():
+            case k.Comment() | k.AwaitStores() | k.AwaitProducers() | k.ReleaseConsumers():
                 pass
             case _:
                 raise VerifyError(f"{': '.join(self.path)}: unknown statement {type(s).__name__}")

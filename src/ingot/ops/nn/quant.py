@@ -239,15 +239,19 @@ def _gathered_levels(q: Node, ids: Node) -> Node:
     """Rows of constant levels, of 8 bits."""
     if q.dtype.bits == 8:
         return Take(0)(q, ids)
+
+    def wide() -> np.ndarray:
+        return q.constant.value.astype(np.int8)  # type: ignore[union-attr]
+
     if q.dtype != u4 or q.shape[-1] % 2:
-        levels = deferred_const(TensorType(i8, q.shape), lambda: q.constant.value.astype(np.int8), q.loc)  # type: ignore[union-attr]
-        return Take(0)(levels, ids)
+        return Take(0)(deferred_const(TensorType(i8, q.shape), wide, q.loc, key=("wide", q)), ids)
 
     def pairs() -> np.ndarray:
         levels = q.constant.value.astype(np.uint8)  # type: ignore[union-attr]
         return levels[..., ::2] | levels[..., 1::2] << 4
 
-    packed = Term(Take(0)(deferred_const(TensorType(u8, (*q.shape[:-1], q.shape[-1] // 2)), pairs, q.loc), ids))
+    like = TensorType(u8, (*q.shape[:-1], q.shape[-1] // 2))
+    packed = Term(Take(0)(deferred_const(like, pairs, q.loc, key=("pairs", q)), ids))
     return (
         concat([(packed & 15).expand(-1), (packed >> 4).expand(-1)], packed.rank)
         .reshape((*packed.shape[:-1], q.shape[-1]))

@@ -144,8 +144,10 @@ def as_dequantize(w: Node) -> Node:
             return np.float32(form.zero) - minimum / scale()
 
     like = TensorType(f32, shape)
-    zeros = deferred_const(like, zero, w.loc) if minimum_factors else ops.scalar(form.zero, q.dtype)
-    return ops.Dequantize()(q, zeros, deferred_const(like, scale, w.loc), loc=w.loc)
+    zeros = ops.scalar(form.zero, q.dtype)
+    if minimum_factors:
+        zeros = deferred_const(like, zero, w.loc, key=("zeros", w))
+    return ops.Dequantize()(q, zeros, deferred_const(like, scale, w.loc, key=("scales", w)), loc=w.loc)
 
 
 def levels_of_arithmetic(w: Node) -> Node | None:
@@ -269,7 +271,11 @@ def _min_nibble(q: Node) -> int | None:
 
 def _as_nibbles(levels: Node, least: int) -> Node:
     like = TensorType(u4, levels.shape)
-    return deferred_const(like, lambda: (value_of(levels) - least).astype(u4.numpy), levels.loc)
+
+    def compute() -> np.ndarray:
+        return (value_of(levels) - least).astype(u4.numpy)
+
+    return deferred_const(like, compute, levels.loc, key=("nibbles", levels, least))
 
 
 def _strided_constant(p: Node, layout: Layout) -> Node:
@@ -286,7 +292,7 @@ def _strided_constant(p: Node, layout: Layout) -> Node:
         value = np.ascontiguousarray(value_of(p))
         return as_strided(value, shape, [s * value.itemsize for s in strides], writeable=False)
 
-    return deferred_const(TensorType(p.dtype, shape), compute, p.loc)
+    return deferred_const(TensorType(p.dtype, shape), compute, p.loc, key=("strided", p, layout))
 
 
 __all__ = ["as_dequantize", "is_product_of_levels", "levels_of_arithmetic", "product_of_levels"]

@@ -62,7 +62,7 @@ class _Folder:
             return None
         self.budget -= size
         if size > MIN_DEFERRED_BYTES and len(n.types) == 1:
-            return deferred_const(n.type, lambda: value_of(n), n.loc)
+            return deferred_const(n.type, lambda: value_of(n), n.loc, key=("value", n))
         results = tuple(const(r, loc=n.loc) for r in results_of(n))
         return results[0] if len(results) == 1 else results
 

@@ -47,6 +47,12 @@ class _Layouts:
         direct = op.absorb_transpose(step) if isinstance(op, ops.CoreOp) else None
         if direct is not None:
             return direct(*new.inputs, loc=node.loc)
+        # a pad that moves the channels last, or that gradients of kernels read so, is one copy; in other orders the
+        # transpose is a view of the padded value
+        if isinstance(op, ops.Pad) and perm in ((0, *range(2, len(perm)), 1), _identity(len(perm))):
+            x, value = new.inputs
+            low, high, interior = (permute(v, step) for v in (op.low, op.high, op.interior))
+            return ops.Pad(low, high, interior)(transpose(x, step), value, loc=node.loc)
         return transpose(new, step)
 
 

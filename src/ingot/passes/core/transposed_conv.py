@@ -29,7 +29,7 @@ from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class _TapRun:
+class TapRun:
     """Neighboring phases of one spatial dimension that read the same inputs.
 
     taps: the first tap of each phase. offset: that of the input that it reads. count: the number of taps of each phase.
@@ -44,12 +44,12 @@ class _TapRun:
         return len(self.taps)
 
 
-def _runs_of_phases(stride: int, kernel: int, low: int) -> tuple[_TapRun, ...]:
+def runs_of_phases(stride: int, kernel: int, low: int) -> tuple[TapRun, ...]:
     """The runs of all phases of a dimension, in order."""
-    runs: list[_TapRun] = []
+    runs: list[TapRun] = []
     for p in range(stride):
         tap = (low - p) % stride
-        run = _TapRun((tap,), (p + tap - low) // stride, len(range(tap, kernel, stride)))
+        run = TapRun((tap,), (p + tap - low) // stride, len(range(tap, kernel, stride)))
         if runs and (runs[-1].offset, runs[-1].count) == (run.offset, run.count):
             run = replace(run, taps=(*runs.pop().taps, tap))
         runs.append(run)
@@ -73,7 +73,7 @@ def _split_convolution(n: Node) -> Node | None:
     strides, kernel, outs, rank = op.lhs_dilation, static_shape(w.shape)[2:], n.shape[2:], len(op.strides)
     if 0 in kernel:
         return None
-    runs_by_dim = [_runs_of_phases(s, k, lo) for s, k, (lo, _) in zip(strides, kernel, op.padding, strict=True)]
+    runs_by_dim = [runs_of_phases(s, k, lo) for s, k, (lo, _) in zip(strides, kernel, op.padding, strict=True)]
     counts: list[DimLike] = [ceildiv(o, s) for o, s in zip(outs, strides, strict=True)]
     output_excess = [count - size for size, count in zip(x.shape[2:], counts, strict=True)]
     if not is_static(output_excess):
@@ -81,7 +81,7 @@ def _split_convolution(n: Node) -> Node | None:
     ones, channels_last = (1,) * rank, f"N{op.lhs_layout[2:]}C"
     image = ops.Transpose((0, *range(2, 2 + rank), 1))(x)
 
-    def join(at: tuple[_TapRun, ...]) -> Node:
+    def join(at: tuple[TapRun, ...]) -> Node:
         """[N, q0, p0, q1, p1, ..., C] of the runs `at` of the first dimensions, and all of the others."""
         if len(at) < rank:
             parts = [join((*at, run)) for run in runs_by_dim[len(at)]]
@@ -100,7 +100,7 @@ def _split_convolution(n: Node) -> Node | None:
     return _cut(join(()), n, tuple(c * s for c, s in zip(counts, strides, strict=True)))
 
 
-def _weights(w: Node, runs: Sequence[_TapRun], strides: Sequence[int], groups: int) -> Node:
+def _weights(w: Node, runs: Sequence[TapRun], strides: Sequence[int], groups: int) -> Node:
     """[O, I, taps...] -> [groups, phases..., O / groups] output channels over the window of the runs."""
     o, i, *window = (*static_shape(w.shape)[:2], *(r.count for r in runs))
     phases: list[Node] = []
@@ -113,7 +113,7 @@ def _weights(w: Node, runs: Sequence[_TapRun], strides: Sequence[int], groups: i
     return ops.Reshape((len(phases) * o, i, *window))(grouped)
 
 
-def _channels_to_space(y: Node, counts: Sequence[DimLike], runs: Sequence[_TapRun], groups: int) -> Node:
+def _channels_to_space(y: Node, counts: Sequence[DimLike], runs: Sequence[TapRun], groups: int) -> Node:
     """[N, q..., groups * phases * O/g] -> [N, q0, p0, q1, p1, ..., O]."""
     rank, phases = len(runs), tuple(r.phases for r in runs)
     channels = int(y.shape[-1]) // prod(phases)
@@ -132,3 +132,6 @@ def _cut(wide: Node, n: Node, full: tuple[DimLike, ...]) -> Node:
     if full != n.shape[2:]:
         image = ops.Slice((0,) * (rank + 2), (wide.shape[0], *n.shape[2:], n.shape[1]), (1,) * (rank + 2))(image)
     return ops.Transpose((0, 1 + rank, *range(1, 1 + rank)))(image, loc=n.loc)
+
+
+__all__ = ["TapRun", "runs_of_phases", "split_transposed"]

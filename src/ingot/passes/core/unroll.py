@@ -49,7 +49,7 @@ def _unroll_loop(n: Node) -> Result | None:
 
 
 def _inline(graph: Graph, values: Sequence[Node]) -> list[Node]:
-    """The results of a graph for these inputs, with small constants folded."""
+    """The results of a graph for these inputs, with small constants folded, except for weights in levels."""
     images = dict(zip(graph.inputs, values, strict=True))
     for n in topological(graph.outputs):
         if n not in images:
@@ -60,7 +60,8 @@ def _inline(graph: Graph, values: Sequence[Node]) -> list[Node]:
 def _fold_small(n: Node) -> Node:
     is_known = len(n.types) == 1 and n.inputs and all(x.constant is not None for x in n.inputs)
     size = n.types[0].nbytes
-    if not is_known or n.op.bodies or not isinstance(size, int) or size > _MAX_FOLDED_BYTES:
+    is_kept = n.op.bodies or isinstance(n.op, ops.WEIGHT_FORMS)
+    if not is_known or is_kept or not isinstance(size, int) or size > _MAX_FOLDED_BYTES:
         return n
     return const(results_of(n)[0], loc=n.loc)
 

@@ -29,6 +29,7 @@ from ingot.ir.node import Graph, Node, Project, free_symbols
 from ingot.ops.core.base import Category, category, is_contraction, operands_in_result
 from ingot.ops.group import Group
 from ingot.ops.views import is_strided_view, pull_back, strided_base
+from ingot.passes.fusion.channel_images import ChannelImages
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
     gathers_rows,
@@ -85,6 +86,7 @@ class _Fusion:
         self.root_reasons: dict[Node, str] = {}  # why a node is the root of a group
         self.reasons: dict[Node, str] = {}  # the same, by the groups that were built
         self.tails = anchor_tails(graph, policy)
+        self.channels = ChannelImages.of(graph) if policy.loads_channels else ChannelImages()
 
     def run(self) -> Graph:
         for node in reversed(self.order):
@@ -112,7 +114,7 @@ class _Fusion:
             self.in_memory.add(node.inputs[0])
             self.storage.add(node)
             return
-        if is_free(node) or (self.policy.widens_values and widens(node)):
+        if is_free(node) or node in self.channels.unpadded or (self.policy.widens_values and widens(node)):
             self._place_free(node, groups, needs_memory)
             return
         if (
@@ -159,9 +161,9 @@ class _Fusion:
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
         only_read_as_memory = node in self.in_memory and node not in self.outputs
         in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes)) or is_strided_view(node)
+        in_place = in_place and not self.channels.is_scattered(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
-            for i in node.inputs:
-                self.in_memory.add(i)
+            self.in_memory.update(node.inputs)
             needs_memory = False
         if needs_memory or not groups or any(self._repeats_lookups(g, node) for g in groups):
             self.root_reasons[node] = self._root_reason(node, groups)
@@ -229,7 +231,7 @@ class _Fusion:
             required = norm_of_row(node, self.users, self.graph, self.tails, self.policy)
         g.required = frozenset() if any(map(self._has_prologue, required)) else required
         g.panel = node.inputs[0] if g.required else self._panel(node)
-        self.in_memory.update(i for i in node.inputs if i is not g.panel)
+        self.in_memory.update(self.channels.unpadded.get(i, i) for i in node.inputs if i is not g.panel)
         if g.panel is not None:
             self.optional_memory.add(g.panel)
 

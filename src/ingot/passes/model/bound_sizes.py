@@ -40,7 +40,7 @@ from ingot.ir.dims import (
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import i64
 from ingot.ops.core.base import Category, category, violable_constraints
-from ingot.support.errors import ShapeError
+from ingot.support.errors import ImportModelError
 
 _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each holds every value of its operand
 
@@ -48,7 +48,8 @@ _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Convert)  # each h
 def bound_sizes(graph: Graph, outer: frozenset[str] = frozenset()) -> Graph:
     """Return the graph with bounds and conditions for the margins of its ops (see module).
 
-    outer: the symbols of the graphs around a body. Raises ShapeError where a margin is negative for all sizes.
+    outer: the symbols of the graphs around a body. Raises ImportModelError where a margin is negative for all sizes: no
+    sizes suit all ops of the model.
     """
     graph = _with_empty(graph)
     limits = {name: (low, high) for name, low, high in graph.bounds}
@@ -61,7 +62,7 @@ def bound_sizes(graph: Graph, outer: frozenset[str] = frozenset()) -> Graph:
             continue
         if high is not None and high < 0:
             expected, where = f"{margin} >= 0", n.loc or None
-            raise ShapeError(f"{n.op.name}: no size fits", expected=expected, got=f"{high} at most", where=where)
+            raise ImportModelError(f"{n.op.name}: no size fits", expected=expected, got=f"{high} at most", where=where)
         narrowed_limits = narrow_bounds(margin, limits)
         if narrowed_limits is not None:
             limits = narrowed_limits

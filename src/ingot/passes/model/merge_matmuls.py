@@ -115,4 +115,4 @@ def _concatenated(weights: list[Node]) -> Node:
         return out
 
     assert isinstance(type_, TensorType)
-    return deferred_const(type_, make)
+    return deferred_const(type_, make, key=("concatenated", *weights))

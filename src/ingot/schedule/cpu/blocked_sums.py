@@ -50,8 +50,8 @@ class LongSums:
         separate: int = 1,
         max_terms: int = MAX_TERMS,
     ) -> LongSums:
-        """Sums in parts of `most` terms, or of more if there would be more than `most` parts. step: of the innermost
-        loop. apart: the number of consecutive elements of that loop that are added to separate sums."""
+        """Sums in parts of `max_terms` terms, or of more if there would be more than `max_terms` parts. step: of the
+        innermost loop. separate: the number of consecutive elements of that loop that are added to separate sums."""
         float_sums = tuple(s for s in sums if s.dtype.is_float)
         terms = product(extents)
         if not float_sums or (isinstance(terms, int) and terms <= max_terms * separate):

@@ -37,7 +37,7 @@ ALIGNMENT_BYTES = 16  # of operands' addresses, so that a thread can load as man
 HINT_32_BIT_INDICES = ("narrow", 1)
 # less than 2^31, as the last tile and the last step of a split-K part go past the end of an extent
 MAX_ELEMENTS_32_BIT = (1 << 31) - (1 << 22)
-Bounds = tuple[Expr, ...]  # masks
+Bounds = Sequence[Expr]  # masks
 
 
 def power_of_two(n: int) -> int:
@@ -164,7 +164,11 @@ def repack(axes: tuple[Axis, ...], index: int, offset: DimLike, dtype: DType) ->
     def write(array: np.ndarray, out: np.ndarray) -> None:
         out.reshape(extents)[...] = view_of_flat(array, extents, strides, start)
 
-    return Pack(index, f"columns{extents}{strides}{start}", dtype, prod(extents), write)
+    keeps_order = start == 0 and all(
+        n == 1 or s == dense for n, s, dense in zip(extents, strides, Layout.contiguous(extents).strides, strict=True)
+    )
+    key = f"columns{extents}{strides}{start}"
+    return Pack(index, key, dtype, prod(extents), write, keeps_order=keeps_order)
 
 
 def _varies(flat: Expr, mask: Expr) -> bool:

@@ -1,16 +1,31 @@
 """Launches: when kernels await their producers and release their consumers, and small kernels merged into one launch.
 
 x (2 programs), y (3 programs)   ->   if chunk < 2:  x(chunk)
-                                      else:          y(chunk - 2)
+                                      else:          y(chunk - 2)      many: by bisection
+
+x (1 program); y of x (1 program)   ->   x; await stores; y
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel import AwaitProducers, Body, Buffer, If, Kernel, Let, Lit, ReleaseConsumers, Var
+from ingot.ir.kernel import (
+    AwaitProducers,
+    AwaitStores,
+    Body,
+    Buffer,
+    If,
+    Kernel,
+    Let,
+    Lit,
+    ReleaseConsumers,
+    Stmt,
+    Var,
+)
 from ingot.ir.kernel.rewrite import Rewriter
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import LOCAL, integer
@@ -18,6 +33,7 @@ from ingot.schedule.lowered import Lowered, Step
 
 MIN_PROCESSORS_PER_PROGRAM = 8  # of a kernel after whose start the next may start
 MAX_MERGED_KERNELS = 4  # of one launch: each combination is a kernel of its own
+MAX_MERGED_COPIES = 16
 ORDERING_STATEMENTS = AwaitProducers | ReleaseConsumers
 
 
@@ -39,39 +55,77 @@ def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
 
 def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     """Merge the kernels of independent groups into one launch, on the operands of all; None if a kernel fills the GPU
-    alone or cannot be merged."""
-    if len(lows) > MAX_MERGED_KERNELS or not all(_is_small(low, machine) for low in lows):
+    alone or cannot be merged. Many copies are merged, of any size, as each takes less time than its launch."""
+    copies = all(map(_is_copy, lows))
+    if len(lows) > (MAX_MERGED_COPIES if copies else MAX_MERGED_KERNELS):
+        return None
+    if not copies and not all(_is_small(low, machine) for low in lows):
         return None
     kernels = [low.steps[0].kernel for low in lows]
     first = kernels[0]
     if any(kernel.hints != first.hints for kernel in kernels):
         return None
-    body: Body = ()
-    params: list[Buffer] = []
-    for number, kernel in reversed([*enumerate(kernels)]):
-        renaming = _Renaming(number, kernel.chunk)
-        branch = renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
-        params = [*map(renaming.buffer, kernel.params), *params]
-        if body:
-            is_own_chunk = k.binary("lt", renaming.chunk, kernel.chunks)
-            branch = (
-                If(
-                    is_own_chunk,
-                    branch,
-                    (Let(_Renaming(number + 1, kernel.chunk).chunk, k.sub(renaming.chunk, kernel.chunks)), *body),
-                ),
-            )
-        body = branch
+    renamings = [_Renaming(n, kernel.chunk, _own_chunk(n, kernel)) for n, kernel in enumerate(kernels)]
+    starts = [0, *accumulate(map(_program_count, kernels))]
+
+    def branches(begin: int, end: int) -> Body:
+        """A search for the kernel, among some of them, that the launch's chunk belongs to."""
+        if end - begin > 1:
+            middle = (begin + end) // 2
+            is_before = k.binary("lt", first.chunk, integer(starts[middle]))
+            return (If(is_before, branches(begin, middle), branches(middle, end)),)
+        kernel, renaming = kernels[begin], renamings[begin]
+        body = renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
+        return body if begin == 0 else (Let(renaming.chunk, k.sub(first.chunk, integer(starts[begin]))), *body)
+
     kernel = replace(
         first,
         name="_and_".join(dict.fromkeys(kernel.name for kernel in kernels)),
-        params=tuple(params),
+        params=tuple(r.buffer(b) for r, kernel in zip(renamings, kernels, strict=True) for b in kernel.params),
         dims=tuple(dict.fromkeys(v for kernel in kernels for v in kernel.dims)),
-        chunks=integer(sum(map(_program_count, kernels))),
-        body=body,
+        chunks=integer(starts[-1]),
+        body=branches(0, len(kernels)),
     )
     args = tuple(a for low in lows for a in low.steps[0].args)
     return await_producers(Lowered((Step(kernel, args),)), machine)
+
+
+def _is_copy(low: Lowered) -> bool:
+    """Whether a group is a single kernel that reads one value and writes another, in any number of programs that is
+    known."""
+    return _is_single(low) and len(low.steps[0].args) == 2 and _program_count(low.steps[0].kernel) > 0
+
+
+def _has_one_program(kernel: Kernel) -> bool:
+    """Whether a kernel is one program that needs nothing but its params, so that it can share it."""
+    is_plain = not kernel.dims and not kernel.scratch_bytes and kernel.barrier is None
+    is_alone = kernel.chunks == integer(1) and kernel.rounds == integer(1)
+    return is_plain and is_alone and not any(b.matrix is not None for b in kernel.params)
+
+
+def chain_kernels(kernels: Sequence[Kernel], machine: Machine) -> Kernel | None:
+    """One program for kernels of one program each that follow one another, with the params of all; None if one of them
+    has several."""
+    if not all(map(_has_one_program, kernels)):
+        return None
+    first = kernels[0]
+    body: list[Stmt] = []
+    params: list[Buffer] = []
+    for number, kernel in enumerate(kernels):
+        renaming = _Renaming(number, kernel.chunk, first.chunk)
+        body += [AwaitStores()] if number else []
+        body += renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
+        params += map(renaming.buffer, kernel.params)
+    common = set(first.hints).intersection(*(kernel.hints for kernel in kernels))
+    warps = "warps", max(number for kernel in kernels for hint, number in kernel.hints if hint == "warps")
+    hints = warps, *(hint for hint in first.hints if hint in common and hint[0] != "warps")
+    name = "_then_".join(dict.fromkeys(kernel.name for kernel in kernels))
+    return _with_await(replace(first, name=name, params=tuple(params), body=tuple(body), hints=hints), machine)
+
+
+def _own_chunk(number: int, kernel: Kernel) -> Var:
+    """The chunk of the kernel `number` of a launch; the first one has the launch's."""
+    return kernel.chunk if number == 0 else replace(kernel.chunk, name=f"{LOCAL}{kernel.chunk.name}_{number}")
 
 
 def _program_count(kernel: Kernel) -> int:
@@ -81,22 +135,23 @@ def _program_count(kernel: Kernel) -> int:
 
 def _is_small(low: Lowered, machine: Machine) -> bool:
     """Whether a group is a single kernel that does not fill the GPU and needs no temporary memory."""
-    if len(low.steps) != 1 or low.temps or low.packs or low.zeros != 0:
-        return False
-    return 0 < _program_count(low.steps[0].kernel) <= machine.processors
+    return _is_single(low) and 0 < _program_count(low.steps[0].kernel) <= machine.processors
+
+
+def _is_single(low: Lowered) -> bool:
+    return len(low.steps) == 1 and not low.temps and not low.packs and low.zeros == 0
 
 
 class _Renaming(Rewriter):
-    """Renames variables and buffers of the kernel `number` of a launch. chunk: its chunk; the first kernel has the
-    launch's."""
+    """Renames variables and buffers of the kernel `number` of a launch. old_chunk, chunk: its chunk, alone and
+    there."""
 
-    def __init__(self, number: int, chunk: Var) -> None:
+    def __init__(self, number: int, old_chunk: Var, chunk: Var) -> None:
         super().__init__()
-        self.number, self.launch_chunk = number, chunk
-        self.chunk = chunk if number == 0 else replace(chunk, name=f"{LOCAL}{chunk.name}_{number}")
+        self.number, self.old_chunk, self.chunk = number, old_chunk, chunk
 
     def variable(self, v: Var) -> Var:
-        if v.name == self.launch_chunk.name:
+        if v.name == self.old_chunk.name:
             return self.chunk
         return replace(v, name=f"{v.name}_{self.number}") if v.name.startswith(LOCAL) else v
 
@@ -104,4 +159,4 @@ class _Renaming(Rewriter):
         return replace(b, name=f"{b.name}_{self.number}")
 
 
-__all__ = ["await_producers", "merge_launches"]
+__all__ = ["await_producers", "chain_kernels", "merge_launches"]

@@ -28,7 +28,7 @@ class Machine:
 
     @property
     def starts_early(self) -> bool:
-        """Whether a kernel's programs can be there before those of the kernel that it waits for have ended."""
+        """Whether a kernel's programs can start before those of the kernel that it waits for have ended."""
         return self.capability >= 90
 
     @property

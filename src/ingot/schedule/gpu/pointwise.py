@@ -45,7 +45,8 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
 
 def _tile(group: Group, machine: Machine) -> Tile | None:
     """The tile of a program along the rows and the innermost dimension; None where that is short, where elements of a
-    row are apart in memory, or where rows start at addresses from which a thread cannot load several elements."""
+    row are not contiguous in memory, or where rows start at addresses from which a thread cannot load several
+    elements."""
     shape = group.body.outputs[0].shape
     if len(shape) < 2 or not isinstance(shape[-1], int) or _moves_columns(group) or not _has_aligned_rows(group):
         return None
@@ -58,7 +59,7 @@ def _tile(group: Group, machine: Machine) -> Tile | None:
 
 
 def _moves_columns(group: Group) -> bool:
-    """Whether an operand or a result has elements of a row apart."""
+    """Whether the rows of an operand or a result are not contiguous."""
     nodes = group.body.nodes()
     is_transposed = any(isinstance(n.op, Transpose) and n.op.permutation[-1] != n.type.rank - 1 for n in nodes)
     in_order = memory_order(group, group.body.outputs[0]) == tuple(range(len(group.body.outputs[0].shape)))

@@ -43,8 +43,11 @@ CHUNK = k.var("chunk")
 TILE_ELEMENTS = 4096  # of a tile of full rows
 MAX_ROW_ELEMENTS = 8192  # of a row that is a single tile
 MAX_INTERLEAVED_ROWS = 32  # rows of a tile whose elements are adjacent in memory
+LINE_ELEMENTS = 64  # of 16 bits, in a line of the cache: rows of a tile of parts, if their number wastes few lanes
+MIN_LANE_UTILIZATION = 0.85
 SECTOR_ELEMENTS = 8  # adjacent elements of one memory transaction
-MAX_PARTS = 256  # of a row
+MAX_PARTS = 256  # of a row, twice as many if each program of the last kernel does not read them all
+FOLD_ELEMENTS = 2048  # parts of rows that a program adds
 MIN_TILES_TO_SPLIT = 8  # of a row
 MAX_F64_SUM_TERMS = 32  # with few elements, all close to the mean, rounding errors of an f32 sum are visible
 
@@ -107,16 +110,22 @@ class _RowTiles:
     row_index: Index = field(init=False)
     part: Expr = ZERO
     cached_tile: tuple[Index, Expr | None] | None = None
+    bounds: list[Expr] = field(default_factory=list)  # masks of columns, beyond which values are not read
 
     def __post_init__(self) -> None:
         chunk, (height, _) = CHUNK, self.tile
         if self.programs > 1:
-            self.part = self.top.let(k.binary("rem", chunk, integer(self.programs)), "part")
-            chunk = self.top.let(k.binary("div", chunk, integer(self.programs)), "tile")
+            # neighboring programs read what is adjacent: parts of a row, or elements of rows that are interleaved
+            count = integer(self.programs) if self.rows.horizontal else dim_expr(self._row_tiles)
+            names = ("part", "tile") if self.rows.horizontal else ("tile", "part")
+            inner, outer = (
+                self.top.let(k.binary(o, chunk, count), n) for o, n in zip(("rem", "div"), names, strict=True)
+            )
+            self.part, chunk = (inner, outer) if self.rows.horizontal else (outer, inner)
         count = product(self.rows.kept_shape)
         self.span = Span.of(self.top, k.mul(chunk, integer(height)), height, count, 0, wraps=True)
         self.row_index = self.span.index(self.top, self.rows.kept_shape)
-        self.em = self.group.emitter()
+        self.em = self.group.emitter(self.bounds)
 
     def lower(self) -> Lowered:
         """Lower rows that are not split."""
@@ -152,9 +161,13 @@ class _RowTiles:
             self._bind(fold)
 
     def _step(self, name: str, *extra: tuple[Buffer, Arg]) -> Step:
-        chunks = ceildiv(product(self.rows.kept_shape), self.tile[0]) * self.programs
+        chunks = self._row_tiles * self.programs
         inputs = (pair for pairs in self.partials.values() for pair in pairs)
         return self.group.step(name, CHUNK, chunks, self.top, *inputs, *extra, warps=self._warps)
+
+    @property
+    def _row_tiles(self) -> DimLike:
+        return ceildiv(product(self.rows.kept_shape), self.tile[0])
 
     @property
     def reduced_shape(self) -> Shape:
@@ -162,23 +175,31 @@ class _RowTiles:
 
     @cached_property
     def tile(self) -> Tile:
-        """The rows and columns of a tile."""
+        """The rows and columns of a tile; if rows have no columns left, the rows whose parts a program folds."""
         length, rows = product(self.reduced_shape), estimate(product(self.rows.kept_shape))
         if not self.rows.horizontal and estimate(length) > 1:
-            return self._interleaved_tile(length)
+            height, width = self._interleaved_tile(length)
+            return (height, width) if self.programs == self.parts else (min(height, self._folded_rows), width)
         fits_in_tile = isinstance(length, int) and length <= MAX_ROW_ELEMENTS
         width = power_of_two(max(1, estimate(length))) if fits_in_tile else TILE_ELEMENTS
         width = min(width, MAX_ROW_ELEMENTS)
         rows_per_program = power_of_two(max(1, rows // self.machine.target_programs))
         return max(1, min(TILE_ELEMENTS // width, rows_per_program, 128)), width
 
+    @property
+    def _folded_rows(self) -> int:
+        """The rows whose parts a program adds, where nothing else is left to do."""
+        return max(1, FOLD_ELEMENTS // self.parts)
+
     def _interleaved_tile(self, length: DimLike) -> Tile:
         """The tile for rows whose elements are interleaved: full rows if enough of them fit."""
-        max_rows = min(MAX_INTERLEAVED_ROWS, power_of_two(max(1, estimate(self.rows.shape[self.rows.axis]))))
-        width = power_of_two(estimate(length))
+        count = max(1, estimate(self.rows.shape[self.rows.axis]))
+        max_rows, width = min(MAX_INTERLEAVED_ROWS, power_of_two(count)), power_of_two(estimate(length))
         fitting_rows = MAX_ROW_ELEMENTS // width
         if isinstance(length, int) and fitting_rows >= min(max_rows, SECTOR_ELEMENTS):
             return min(max_rows, fitting_rows), width
+        if count >= MIN_LANE_UTILIZATION * LINE_ELEMENTS * -(-count // LINE_ELEMENTS):
+            max_rows = LINE_ELEMENTS
         return max_rows, min(TILE_ELEMENTS // max_rows, width)
 
     @property
@@ -189,12 +210,18 @@ class _RowTiles:
         programs = -(-rows // height)
         if self.has_full_rows or tiles < MIN_TILES_TO_SPLIT or 2 * programs > self.machine.target_programs:
             return 1
-        return min(MAX_PARTS, power_of_two(self.machine.target_programs // max(1, programs)), power_of_two(tiles))
+        per_row = self.machine.target_programs // max(1, programs)
+        parts = power_of_two(per_row) if self.rows.horizontal else power_of_two(per_row + 1) // 2
+        max_parts = MAX_PARTS if any(map(self._is_full, self.group.body.outputs)) else 2 * MAX_PARTS
+        return min(max_parts, parts, power_of_two(tiles))
 
     @property
     def _warps(self) -> int:
-        """Warps for about 16 elements of a tile per thread."""
-        return min(16, max(1, self.tile[0] * self.tile[1] // 512))
+        """Warps for about 16 elements of a tile per thread, or 32 of interleaved rows in parts."""
+        is_fold = self.programs != self.parts
+        width = self.parts if is_fold else self.tile[1]
+        elements = 1024 if self.parts > 1 and not is_fold and not self.rows.horizontal else 512
+        return min(16, max(1, self.tile[0] * width // elements))
 
     @property
     def has_full_rows(self) -> bool:
@@ -217,8 +244,11 @@ class _RowTiles:
 
     def _tile_index(self, block: Block, first: Expr) -> tuple[Index, Expr | None]:
         """Return the index of the tile whose columns start at `first`, and the mask of columns in bounds."""
-        columns = Span.of(block, first, self.tile[1], product(self.reduced_shape), 1)
+        length = product(self.reduced_shape)
+        columns = Span.of(block, first, self.tile[1], length, 1)
         inner = columns.index(block, self.reduced_shape)
+        if columns.in_bounds is not None and isinstance(length, int) and length > 0:
+            self.bounds.append(columns.in_bounds)  # there is an element, which is read in place of those beyond
         coordinates = dict(zip((*self.rows.kept_dims, *self.rows.reduced), (*self.row_index, *inner), strict=True))
         return tuple(coordinates[d] for d in range(len(self.rows.shape))), columns.in_bounds
 

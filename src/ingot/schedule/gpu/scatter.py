@@ -21,11 +21,11 @@ from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index, Leaf, slice_starts
-from ingot.schedule.folds import accumulator, combining_op
-from ingot.schedule.gpu.blocks import Elements, Group, write
+from ingot.schedule.folds import accumulator
+from ingot.schedule.gpu.blocks import Elements, Group, all_of, store_tile, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
-from ingot.schedule.gpu.segments import MAX_SERIAL_UPDATES, REDUCTION_KINDS, Windows, lower_by_segments
+from ingot.schedule.gpu.segments import MAX_SERIAL_UPDATES, Windows, lower_by_segments
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, dim_expr, mask_and
 from ingot.schedule.lowered import Lowered, Step
@@ -55,7 +55,7 @@ def _copy_operand_step(anchor: Node, group: Group, machine: Machine) -> Step:
 
 def _lower_serial(windows: Windows, group: Group, machine: Machine) -> Lowered:
     """Lower to a kernel in which each element tests all updates."""
-    anchor, op, (x, _, updates) = windows.anchor, windows.op, windows.anchor.inputs
+    anchor, (x, _, updates) = windows.anchor, windows.anchor.inputs
     work = Elements.of(group, anchor, machine)
     window, dtype, tile = windows.window, accumulator(x.dtype), work.tile
     acc = work.top.alloc("acc", dtype, 1, lanes=tile[1], tile=tile)
@@ -83,7 +83,7 @@ def _lower_serial(windows: Windows, group: Group, machine: Machine) -> Lowered:
         index = tuple(coordinates[u] for u in range(updates.type.rank))
         value = k.cast(work.em.value(block, updates, index, live), dtype)
         old = block.let(k.load(acc, ZERO), "o")
-        new = value if op.kind == "set" else k.binary(combining_op(REDUCTION_KINDS[op.kind], dtype), old, value)
+        new = windows.combined(old, value)
         block.store(acc, ZERO, k.spread(new if live is None else k.select(live, new, old), tile))
 
     work.nest(work.top, windows.serial_shape, update)
@@ -92,8 +92,8 @@ def _lower_serial(windows: Windows, group: Group, machine: Machine) -> Lowered:
 
 
 def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    """Lower an update in place. An updated slice and disjoint updates iterate over the updates; others over all
-    elements, each of which is read by the program that writes it."""
+    """Lower an update in place. An updated slice and disjoint updates iterate over the updates, each of which reads and
+    writes elements of its own; others over all elements, each of which is read by the program that writes it."""
     anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
     op, out = anchor.op, pull_back(body.outputs[0], anchor, outs[0])
     assert out is not None  # else it is not in place
@@ -110,9 +110,25 @@ def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...],
         target = tuple(ix.add(e, s) for e, s in zip(work.index, starts, strict=True))
     else:
         target, in_bounds = _window_target(Windows(anchor), work)
-    write(work.top, work.em, updates, group.operands.outs[0], out, work.index, work.span.in_bounds, in_bounds, target)
+    if isinstance(op, Scatter) and op.kind != "set":
+        mask = all_of(work.span.in_bounds, in_bounds)
+        new = _combined(Windows(anchor), work, target, mask)
+        store_tile(work.top, group.operands.outs[0], ix.linear(target, out.strides, out.offset), new, mask)
+    else:
+        buffer, mask = group.operands.outs[0], work.span.in_bounds
+        write(work.top, work.em, updates, buffer, out, work.index, mask, in_bounds, target)
     chunks = ceildiv(product(updates.shape), work.tile[1])
     return Lowered((group.step("update", work.chunk, chunks, work.top),))
+
+
+def _combined(windows: Windows, work: Elements, target: Index, mask: Expr | None) -> Expr:
+    """The elements at `target` after their updates."""
+    x, _, updates = windows.anchor.inputs
+    old, value = (
+        k.cast(work.em.value(work.top, node, index, mask), accumulator(x.dtype))
+        for node, index in ((x, target), (updates, work.index))
+    )
+    return k.cast(windows.combined(old, value), x.dtype)
 
 
 def _window_target(windows: Windows, work: Elements) -> tuple[Index, Expr | None]:

@@ -86,8 +86,14 @@ class Windows:
 
     @property
     def are_disjoint(self) -> bool:
-        """Whether no two updates have a common element, and updates replace the operand."""
-        return self.op.kind == "set" and (self.op.unique or self.op.has_one_window(self.anchor.inputs[2].shape))
+        """Whether no two updates have a common element."""
+        return self.op.unique or self.op.has_one_window(self.anchor.inputs[2].shape)
+
+    def combined(self, old: Expr, value: Expr) -> Expr:
+        """An element after an update."""
+        if self.op.kind == "set":
+            return value
+        return k.binary(combining_op(REDUCTION_KINDS[self.op.kind], old.dtype), old, value)
 
     @property
     def targets(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What schedules for GPUs decide, as `Site`s: tiles of products, of attention and of depthwise convolutions."""
+"""The choices of GPU schedules, as `Site`s: tiles of products, of attention and of depthwise convolutions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ C = TypeVar("C", bound=Choice)
 
 
 def decided(site: Site, machine: Machine, kind: type[C]) -> C:
-    """What was measured at a site, else the model's choice."""
+    """The choice that was measured at a site, else the model's."""
     choice = decide(site, machine.measured)
     assert isinstance(choice, kind)
     return choice

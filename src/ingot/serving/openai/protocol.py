@@ -57,13 +57,13 @@ class _Sampled(_Body):
 
     @field_validator("logit_bias")
     @classmethod
-    def _ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
+    def _check_token_ids(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         if bias is not None and (wrong := [key for key in bias if not key.isdecimal() or len(key) > 10]):
             raise ValueError(f"keys should be token ids, got {wrong[0][:_MAX_SHOWN_CHARS]!r}")
         return bias
 
     @model_validator(mode="after")
-    def _streams(self):
+    def _check_stream_options(self):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options need stream: true")
         return self
@@ -155,18 +155,18 @@ class Message(_Body):
 
     @field_validator("content")
     @classmethod
-    def _texts(cls, content: Any) -> Any:
+    def _check_parts(cls, content: Any) -> Any:
         for part in content if isinstance(content, list) else ():
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise ValueError(f"parts should be of type 'text', got {str(part.get('type'))[:_MAX_SHOWN_CHARS]!r}")
         return content
 
     @model_validator(mode="after")
-    def _complete(self):
+    def _check_content(self):
         if self.content is None and not self.tool_calls:
             raise ValueError(f"a message of role {self.role!r} should have content")
         if self.tool_calls and self.role != "assistant":
-            raise ValueError("tool_calls are an assistant's")
+            raise ValueError("only an assistant's message has tool_calls")
         return self
 
     @property
@@ -213,7 +213,7 @@ class ChatRequest(_Sampled):
     safety_identifier: str | None = None
 
     @model_validator(mode="after")
-    def _consistent(self):
+    def _check_tools(self):
         names = [tool.function.name for tool in self.tools or ()]
         if len({*names}) < len(names):
             raise ValueError("tools should have different names")

@@ -80,7 +80,7 @@ def print_program(
     if separate_weights:
         parameters.insert(0, "const void *weights")
     arguments = [d.rpartition("*")[2] for d in parameters]
-    bases = {"arena": "arena", "weights": "base", "state": "kept"}
+    bases = {"arena": "arena", "weights": "base", "state": "state_bytes"}
     bases |= {f"input{i}": n for i, n in enumerate(inputs)} | {f"output{i}": n for i, n in enumerate(outputs)}
     source = _source(name, kernels, plan, parameters, arguments, bases, header, separate_weights)
     return (
@@ -99,7 +99,7 @@ def c_parameters(plan: Plan) -> tuple[list[str], list[str]]:
 
 def _parameters(tensors: Sequence[Tensor]) -> list[str]:
     """Return unique parameter names that do not clash with those of the code."""
-    used = {"arena", "weights", "base", "scratch", "chunk", "kept", "state"}
+    used = {"arena", "weights", "base", "scratch", "chunk", "state_bytes", "state"}
     names: list[str] = []
     for t in tensors:
         name = base = f"t_{identifier(t.name)}"
@@ -130,14 +130,14 @@ def _source(
         lines += _reset(name, plan.state)
     state = ["void *state"] if plan.state else []
     lines += [f"int {name}_run_in(void *memory, {', '.join([*state, *parameters])}) {{"]
-    lines += ["  unsigned char *kept = (unsigned char *)state;"] if plan.state else []
+    lines += ["  unsigned char *state_bytes = (unsigned char *)state;"] if plan.state else []
     lines += ["  unsigned char *arena = (unsigned char *)memory;", "  ig_index chunk;"]
     base = "(const unsigned char *)weights" if separate_weights else "weights_.bytes" if plan.weights else "NULL"
     lines += [f"  const unsigned char *base = {base};", "  (void)base; (void)arena; (void)chunk;"]
-    nulls = " || ".join(f"{p} == NULL" for p in ("arena", *(["kept"] if plan.state else []), *arguments))
+    nulls = " || ".join(f"{p} == NULL" for p in ("arena", *(["state_bytes"] if plan.state else []), *arguments))
     lines += [f"  if ({nulls}) return {upper}_NULL;"]
     lines += [f"  if (((uintptr_t)arena & 7U) != 0U) return {upper}_ALIGNMENT;"]
-    for pointer in ["base"] * separate_weights + ["kept"] * bool(plan.state):
+    for pointer in ["base"] * separate_weights + ["state_bytes"] * bool(plan.state):
         lines += [f"  if (((uintptr_t){pointer} & 7U) != 0U) return {upper}_ALIGNMENT;"]
     targets = {c.target for c in plan.calls if c.target is not None}
     for number, call in enumerate(plan.calls):
@@ -159,9 +159,10 @@ def _source(
     if len(plan.calls) in targets:
         lines += [f"step_{len(plan.calls)}:"]
     for target, source, nbytes in plan.state_copies:
-        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) kept[{target} + chunk] = kept[{source} + chunk];"]
+        copy = f"state_bytes[{target} + chunk] = state_bytes[{source} + chunk];"
+        lines += [f"  for (chunk = 0; chunk < {nbytes}; chunk++) {copy}"]
     lines += [f"  return {upper}_OK;", "}", ""]
-    reset = [f"  if (!begun_) begun_ = {name}_reset(state_) == {upper}_OK;"] if plan.state else []
+    reset = [f"  if (!is_reset_) is_reset_ = {name}_reset(state_) == {upper}_OK;"] if plan.state else []
     lines += [
         f"#ifndef {upper}_NO_ARENA",
         f"int {name}_run({', '.join(parameters)}) {{",
@@ -189,19 +190,19 @@ def _reset(name: str, initial: bytes) -> list[str]:
     upper = name.upper()
     is_zero = not any(initial)
     return [
-        *([] if is_zero else _constant("first_", initial)),
+        *([] if is_zero else _constant("initial_state_", initial)),
         f"#ifndef {upper}_NO_ARENA",
         f"static uint64_t state_[({upper}_STATE_BYTES + 7) / 8];",
-        "static int begun_;",
+        "static int is_reset_;",
         "#endif",
         f"int {name}_reset(void *state) {{",
-        "  unsigned char *kept = (unsigned char *)state;",
+        "  unsigned char *state_bytes = (unsigned char *)state;",
         "  ig_index i;",
         f"#ifndef {upper}_NO_ARENA",
-        "  if (kept == NULL) kept = (unsigned char *)state_;",
+        "  if (state_bytes == NULL) state_bytes = (unsigned char *)state_;",
         "#endif",
-        f"  if (kept == NULL) return {upper}_NULL;",
-        f"  for (i = 0; i < {len(initial)}; i++) kept[i] = {'0' if is_zero else 'first_.bytes[i]'};",
+        f"  if (state_bytes == NULL) return {upper}_NULL;",
+        f"  for (i = 0; i < {len(initial)}; i++) state_bytes[i] = {'0' if is_zero else 'initial_state_.bytes[i]'};",
         f"  return {upper}_OK;",
         "}",
         "",

@@ -165,6 +165,8 @@ class _Writer:
                 (at,) = self.values(s.index)
                 self.line("tl.debug_barrier()")  # one thread increments: the others' writes must be visible before
                 self.line(f"{_name(s.var.name)} = tl.atomic_add({_name(s.buffer.name)} + {at}, 1, sem='acq_rel')")
+            case k.AwaitStores():
+                self.line("tl.debug_barrier()")
             case k.AwaitProducers():
                 self.line("await_producers()")
             case k.ReleaseConsumers():

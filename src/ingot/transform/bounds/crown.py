@@ -25,7 +25,7 @@ from ingot.transform.bounds.functions import function_of
 from ingot.transform.bounds.intervals import Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge, planes_of_softmax
 from ingot.transform.bounds.rounding import (
-    OWN_UNIT,
+    F64_EPSILON,
     absolute_value,
     contracted_terms,
     error_of_winograd,
@@ -81,7 +81,9 @@ def is_linear(node: Node, c: Intervals) -> bool:
         return node.op.kind == "sum"
     if isinstance(node.op, ops.Select):
         return c.is_exact(node.inputs[0])
-    return isinstance(node.op, (*LINEAR_MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div, ops.Convert))
+    if isinstance(node.op, ops.Convert):
+        return node.inputs[0].dtype.is_float
+    return isinstance(node.op, (*LINEAR_MOVES, *SUMS, *CONTRACTIONS, ops.Add, ops.Sub, ops.Mul, ops.Div))
 
 
 def terms_and_error(node: Node, c: Intervals) -> tuple[int, float]:
@@ -186,7 +188,7 @@ class Backward:
         """Subtract the errors of elements of magnitude `size`: their own, and that of summing over them."""
         count = product(a.shape)
         assert isinstance(count, int)
-        relative += (count + _SCALARS) * 2 * OWN_UNIT
+        relative += (count + _SCALARS) * 2 * F64_EPSILON
         error = -(size * relative + (absolute + self.c.rounding.floor))
         factors = self._factors.setdefault((a.node, self.walk.rows.get(node)), _Factors())
         factors.error = error if factors.error is None else factors.error + error
@@ -355,7 +357,7 @@ class Backward:
         magnitude = Term(op(bx.magnitude.node, by.magnitude.node))
         error = self.c.rounding.of_sum(terms) if terms > 1 else self.c.rounding.of_function(0.5)
         # three products of this magnitude, each a sum
-        own_error = (terms + 16) * 8 * OWN_UNIT
+        own_error = (terms + 16) * 8 * F64_EPSILON
         self.err(node, a, magnitude, error + own_error, self.c.rounding.floor * terms)
         self.winograd(node, a)
         self.err(node, a, magnitude, 0.0)

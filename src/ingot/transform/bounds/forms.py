@@ -11,8 +11,9 @@ import numpy as np
 
 from ingot import ops
 from ingot.ir.node import Node, Op, Samples, splat_of
-from ingot.ir.types import TensorType
+from ingot.ir.types import TensorType, boolean
 from ingot.ops.core.base import check_dims
+from ingot.passes.constants import is_constant, value_of
 from ingot.support.dataclass import dataclass
 
 
@@ -223,3 +224,26 @@ def source_of(node: Node) -> Node:
 def is_normalizer(node: Node) -> bool:
     """Whether the node is 1 / sum(e^x), which the program's own shift of x keeps at most 1."""
     return isinstance(node.op, Reciprocal) and sum_of_exponentials(node) is not None
+
+
+def is_nonnegative(node: Node, known: dict[Node, bool]) -> bool:
+    """Whether the ops that compute a value make it at least 0, or NaN, for all inputs. known: answers so far."""
+    if node not in known:
+        known[node] = len(node.types) == 1 and node.dtype.is_float and _is_nonnegative(node, known)
+    return known[node]
+
+
+def _is_nonnegative(node: Node, known: dict[Node, bool]) -> bool:
+    op = node.op
+    if is_constant(node):
+        return bool((value_of(node) >= 0).all())
+    if isinstance(op, Hinge):
+        return op.left <= 0 <= op.right
+    if isinstance(op, ops.Convert) and not node.inputs[0].dtype.is_float:
+        return node.inputs[0].dtype == boolean
+    if isinstance(op, (Square, ops.Exp, ops.Logistic)):
+        return True
+    if isinstance(op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+        return op.kind == "sum" and is_nonnegative(node.inputs[0], known)
+    keeps_sign = op.rearranges or isinstance(op, (ops.Convert, ops.Concat, ops.Mul, ops.Add, Reciprocal))
+    return keeps_sign and all(is_nonnegative(x, known) for x in node.inputs if x.dtype.is_float)

@@ -26,7 +26,7 @@ from ingot.transform.bounds.functions import function_of
 from ingot.transform.bounds.intervals import Interval, Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge
 from ingot.transform.bounds.rounding import (
-    OWN_UNIT,
+    F64_EPSILON,
     absolute_value,
     contracted_terms,
     error_of_winograd,
@@ -67,7 +67,7 @@ class Forward:
         sizes = [int(product(x.shape)) for x in inputs]
         self.count = sum(sizes)
         # the forms' own arithmetic errs relative to magnitudes by less than this
-        self.error = (self.count + 64) * 4 * OWN_UNIT
+        self.error = (self.count + 64) * 4 * F64_EPSILON
         for i, (x, size) in enumerate(zip(inputs, sizes, strict=True)):
             box, table = self.c.of(x), (self.count, size)
             is_own = t.iota(table, 0).equals(t.iota(table, 1) + sum(sizes[:i])).cast(f64)
@@ -152,7 +152,7 @@ class Forward:
         magnitudes = {x: form.magnitude for x, form in forms.items()}
         size = self.apply(node, magnitudes, is_absolute=True)
         radius = self.apply(node, {x: form.radius for x, form in forms.items()}, 0.0, is_absolute=True)
-        radius = radius + size * (error + self.error + terms * 4 * OWN_UNIT) + self.c.rounding.floor * terms
+        radius = radius + size * (error + self.error + terms * 4 * F64_EPSILON) + self.c.rounding.floor * terms
         if isinstance(node.op, ops.Convolution):
             x, w = (magnitudes.get(v, self.c.of(v).magnitude) for v in node.inputs)
             winograd = error_of_winograd(self.c.rounding, node, x, w)
@@ -206,7 +206,9 @@ class Forward:
         terms = contracted_terms(node) if isinstance(op, CONTRACTIONS) else 1
         error = self.c.rounding.of_sum(terms) if terms > 1 else self.c.rounding.of_function(0.5)
         size = apply(a.magnitude, b.magnitude)
-        radius = radius + size * (error + (terms + 16) * 8 * OWN_UNIT + 4 * self.error) + self.c.rounding.floor * terms
+        radius = (
+            radius + size * (error + (terms + 16) * 8 * F64_EPSILON + 4 * self.error) + self.c.rounding.floor * terms
+        )
         winograd = error_of_winograd(self.c.rounding, node, a.magnitude, b.magnitude)
         radius = radius if winograd is None else radius + winograd
         return Affine(apply(a.center, b.center), slopes_of_x + slopes_of_y, radius)

@@ -14,17 +14,18 @@ from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Elu, Reciprocal, Silu, Softplus, Square
 
 CONVEX, CONCAVE, S_SHAPED, WAVE, PERIODIC = "convex", "concave", "s-shaped", "wave", "periodic"
+ABOVE_ZERO, FROM_ZERO = "x > 0", "x >= 0"
 
 
 @dataclass(frozen=True)
 class Function:
     """A function f and its derivative, in f64.
 
-    shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -bend to bend,
-    concave; PERIODIC: cos(x - peak). minimum: (argument, a lower bound of the value) for a function that decreases and
-    then increases. falls: whether it is monotonically decreasing. positive: whether it is defined for x > 0 only.
-    curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the program.
-    error: the largest distance of the op from this function over the real numbers.
+    shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -inflection to
+    inflection, concave; PERIODIC: cos(x - peak). minimum: (argument, a lower bound of the value) for a function that
+    decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is defined; empty for
+    everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
+    program. error: the largest distance of the op from this function over the real numbers.
     """
 
     value: Callable[[Term], Term]
@@ -32,8 +33,8 @@ class Function:
     shape: str
     minimum: tuple[float, float] | None = None
     falls: bool = False
-    positive: bool = False
-    bend: float = 0.0
+    domain: str = ""
+    inflection: float = 0.0
     curvature: float = 0.0
     peak: float = 0.0
     ulps: float = 4.0
@@ -101,17 +102,17 @@ def _gelu(op: Op) -> Function:
     slope = _gelu_tanh_slope if tanh else _gelu_slope
     minimum = (-0.75246, -0.170041) if tanh else (-0.75179, -0.169972)
     # the second derivative is (2 - x^2) times the density, at most sqrt(2 / pi), and so within 1e-7 for the other form
-    bend = 1.4185 if tanh else sqrt(2)
-    return Function(_mapped(op), slope, WAVE, minimum, bend=bend, curvature=0.81, ulps=8.0, slack=2.0**-23)
+    inflection = 1.4185 if tanh else sqrt(2)
+    return Function(_mapped(op), slope, WAVE, minimum, inflection=inflection, curvature=0.81, ulps=8.0, slack=2.0**-23)
 
 
 _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Exp: lambda op: Function(_mapped(op), t.exp, CONVEX),
     ops.Expm1: lambda op: Function(_mapped(op), t.exp, CONVEX),
-    ops.Log: lambda op: Function(_mapped(op), lambda x: 1.0 / x, CONCAVE, positive=True),
-    ops.Sqrt: lambda op: Function(_mapped(op), lambda x: 0.5 * t.rsqrt(x), CONCAVE, positive=True),
-    ops.Rsqrt: lambda op: Function(_mapped(op), lambda x: t.rsqrt(x) / x * -0.5, CONVEX, falls=True, positive=True),
-    Reciprocal: lambda op: Function(lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, positive=True),
+    ops.Log: lambda op: Function(_mapped(op), lambda x: 1.0 / x, CONCAVE, domain=ABOVE_ZERO),
+    ops.Sqrt: lambda op: Function(_mapped(op), lambda x: 0.5 * t.rsqrt(x), CONCAVE, domain=FROM_ZERO),
+    ops.Rsqrt: lambda op: Function(_mapped(op), lambda x: t.rsqrt(x) / x * -0.5, CONVEX, falls=True, domain=ABOVE_ZERO),
+    Reciprocal: lambda op: Function(lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, domain=ABOVE_ZERO),
     Square: lambda op: Function(lambda x: x * x, lambda x: x * 2.0, CONVEX, minimum=(0.0, 0.0), ulps=1.0),
     ops.Logistic: lambda op: Function(_mapped(op), _logistic_slope, S_SHAPED),
     ops.Tanh: lambda op: Function(_mapped(op), _tanh_slope, S_SHAPED),
@@ -120,12 +121,21 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Sin: lambda op: Function(_mapped(op), lambda x: x.map(ops.Cos()), PERIODIC, peak=pi / 2),
     ops.Cos: lambda op: Function(_mapped(op), lambda x: -x.map(ops.Sin()), PERIODIC),
     # minimum of x * logistic(x): at -1.27846, -0.27846; its second derivative is at most 1/2 and 0 at 2.3994
-    Silu: lambda op: Function(_silu, _silu_slope, WAVE, (-1.27846, -0.278465), bend=2.39936, curvature=0.51, ulps=6.0),
+    Silu: lambda op: Function(
+        _silu, _silu_slope, WAVE, (-1.27846, -0.278465), inflection=2.39936, curvature=0.51, ulps=6.0
+    ),
     ops.Gelu: _gelu,
     # 2.1e-9: e^-20, where the op is the identity
     Softplus: lambda op: Function(_softplus, t.logistic, CONVEX, ulps=6.0, error=2.1e-9),
     Elu: lambda op: Function(*_elu(cast("Elu", op).alpha), CONVEX, ulps=6.0),
 }
+
+
+def is_defined(f: Function, lower: Term) -> Term | None:
+    """Whether f is defined from `lower` on; None if it is everywhere."""
+    if not f.domain:
+        return None
+    return lower > 0.0 if f.domain == ABOVE_ZERO else lower >= 0.0
 
 
 def function_of(op: Op) -> Function | None:

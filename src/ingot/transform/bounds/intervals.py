@@ -7,6 +7,7 @@ arithmetic, BIT 39, 1999. The bounds hold over the real numbers or, with a progr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, reduce
 from math import pi
 
@@ -25,13 +26,14 @@ from ingot.transform.bounds.forms import (
     Shift,
     Square,
     Unknown,
+    is_nonnegative,
     is_normalizer,
     operands_of_extreme,
     softmax_of,
 )
-from ingot.transform.bounds.functions import PERIODIC, Function, function_of
+from ingot.transform.bounds.functions import PERIODIC, Function, function_of, is_defined
 from ingot.transform.bounds.rounding import (
-    OWN_UNIT,
+    F64_EPSILON,
     Rounding,
     absolute_value,
     contracted_terms,
@@ -71,7 +73,7 @@ class Interval:
     def radius(self) -> Term:
         """An upper bound of the distance from the center, as computed, to either bound."""
         half = maximum(self.upper - self.center, self.center - self.lower)
-        return half * (1 + 4 * OWN_UNIT) + self.magnitude * (2 * OWN_UNIT)
+        return half * (1 + 4 * F64_EPSILON) + self.magnitude * (2 * F64_EPSILON)
 
 
 Rule = Callable[["Intervals", Node, Sequence[Interval]], Interval]
@@ -99,6 +101,7 @@ class Intervals:
         self.values: dict[Node, Interval] = dict(inputs)
         self.missing: list[UnsupportedOp] = []
         self._exact: dict[Node, bool] = dict.fromkeys(inputs, False)
+        self.nonnegative: dict[Node, bool] = {}
         self._sums: list[Term] = []  # magnitudes that no partial sum of the program exceeds
 
     def add(self, nodes: Iterable[Node]) -> None:
@@ -113,7 +116,10 @@ class Intervals:
                     t.full(node.types[0].shape, -_INF, f64), t.full(node.types[0].shape, _INF, f64)
                 )
                 continue
-            self.values[node] = rule(self, node, [self.of(x) for x in node.inputs])
+            interval = rule(self, node, [self.of(x) for x in node.inputs])
+            if is_nonnegative(node, self.nonnegative):  # which the error of the bounds' own arithmetic hides
+                interval = replace(interval, lower=maximum(interval.lower, 0.0))
+            self.values[node] = interval
 
     def note_sum(self, magnitude: Term) -> None:
         """Of the terms that the program sums, in f32 or a wider type, in any order."""
@@ -169,8 +175,10 @@ class Intervals:
 
 @_interval(
     ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Slice, ops.Windows, ops.Pad, ops.Concat, ops.Reverse,
+    ops.Max, ops.Min, ops.And, ops.Or, ops.Sign, ops.Floor, ops.Ceil, ops.RoundEven, ops.RoundAway,
 )  # fmt: skip
-def _rearranged(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+def _rising(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    """Each element of the result rises with the operands' or stays."""
     return Interval(
         *(Term(node.op(*(x.node for x in side))) for side in ([x.lower for x in xs], [x.upper for x in xs]))
     )
@@ -190,18 +198,6 @@ def _negated(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     return Interval(-x.upper, -x.lower)
 
 
-@_interval(ops.Sign, ops.Floor, ops.Ceil, ops.RoundEven, ops.RoundAway)
-def _stepped(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    (x,) = xs
-    return Interval(x.lower.map(node.op), x.upper.map(node.op))
-
-
-@_interval(ops.Max, ops.Min)
-def _max_or_min(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    a, b = xs
-    return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
-
-
 @_interval(Unknown)
 def _unknown_form(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     one = t.full(node.shape, 1.0, f64)
@@ -213,7 +209,7 @@ def _rounded_to_bytes(c: Intervals, node: Node, xs: Sequence[Interval]) -> Inter
     (x,) = xs
     assert isinstance(node.op, RoundedToBytes)
     radius = rounding_to_bytes(x.magnitude, node.op.dims)
-    return Interval(*outward(x.lower - radius, x.upper + radius, 4 * OWN_UNIT))
+    return Interval(*outward(x.lower - radius, x.upper + radius, 4 * F64_EPSILON))
 
 
 @_interval(Largest)
@@ -252,12 +248,6 @@ def _compared(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
         if op.direction == "EQ"
         else Interval(may_hold.map(ops.Not()), must_hold.map(ops.Not()))
     )
-
-
-@_interval(ops.And, ops.Or)
-def _and_or(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    a, b = xs
-    return Interval(Term(node.op(a.lower.node, b.lower.node)), Term(node.op(a.upper.node, b.upper.node)))
 
 
 @_interval(ops.Not)
@@ -379,7 +369,12 @@ def _summed(c: Intervals, node: Node, x: Interval) -> Interval:
     op = node.op
     c.note_sum(x.magnitude.map(op))
     error = x.magnitude.map(op) * c.rounding.of_sum(summed_terms(node)) + c.rounding.floor
-    return Interval(x.lower.map(op) - error, x.upper.map(op) + error)
+    lower = x.lower.map(op) - error
+    if isinstance(op, ops.Reduce) and is_nonnegative(
+        node, c.nonnegative
+    ):  # a sum in any order is at least each of its terms
+        lower = maximum(lower, x.lower.max(op.dims).reshape(lower.shape))
+    return Interval(lower, x.upper.map(op) + error)
 
 
 def _unknown(c: Intervals, node: Node, reason: str = "") -> Interval:
@@ -407,7 +402,7 @@ def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     c.note_sum(spread * (0.5 / error))
     if (winograd_error := error_of_winograd(c.rounding, node, a.magnitude, b.magnitude)) is not None:
         spread = spread + winograd_error
-    return Interval(*outward(y - spread, y + spread, 4 * OWN_UNIT, c.rounding.floor * contracted_terms(node)))
+    return Interval(*outward(y - spread, y + spread, 4 * F64_EPSILON, c.rounding.floor * contracted_terms(node)))
 
 
 def _bilinear(c: Intervals, node: Node, op: Op, a: Interval, b: Interval, error: float) -> Interval:
@@ -488,13 +483,13 @@ def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interv
         lower = where(contains_argmin, least, lower)
     absolute = rounding.floor + f.error + (f.slack if rounding.unit else 0.0)
     lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
-    if f.positive:  # undefined at and below 0
-        lower, upper = (where(x.lower > 0.0, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
+    if (defined := is_defined(f, x.lower)) is not None:
+        lower, upper = (where(defined, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
     return Interval(lower, upper)
 
 
 def _has_peak(peak: float, x: Interval) -> Term:
     """Whether peak + 2 pi n, for an integer n, may lie in an interval."""
-    margin = x.magnitude * (8 * OWN_UNIT) + 1e-9
+    margin = x.magnitude * (8 * F64_EPSILON) + 1e-9
     periods = [(v - peak) * (0.5 / pi) for v in (x.lower - margin, x.upper + margin)]
     return t.term(t.ceil(periods[0])) <= t.term(t.floor(periods[1]))

@@ -15,13 +15,13 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Hinge
-from ingot.transform.bounds.functions import CONCAVE, CONVEX, PERIODIC, S_SHAPED, Function
+from ingot.transform.bounds.functions import CONCAVE, CONVEX, PERIODIC, S_SHAPED, Function, is_defined
 from ingot.transform.bounds.intervals import Interval
-from ingot.transform.bounds.rounding import OWN_TINY, OWN_UNIT, absolute_value, maximum, minimum, outward, where
+from ingot.transform.bounds.rounding import F64_EPSILON, F64_UNDERFLOW, absolute_value, maximum, minimum, outward, where
 
 _BISECTIONS = 14
 _PERIODS = (-2 * pi, 0.0, 2 * pi)  # offsets of the periods that an interval of half a period may reach
-_ERROR = 64 * OWN_UNIT  # of a few operations and two functions
+_ERROR = 64 * F64_EPSILON  # of a few operations and two functions
 _LEAST_SHARE = 1e-250  # of a sum of exponentials: below it logarithms and quotients are not computed
 
 
@@ -52,7 +52,7 @@ def lines_of_hinge(op: Hinge, x: Interval, alpha: Term | None = None) -> Lines:
     chord = (u * right - l * left) / (u - l)
     offset = maximum(l * left - chord * l, u * right - chord * u)
     magnitude = (absolute_value(chord) + (abs(left) + abs(right))) * x.magnitude
-    offset = offset + magnitude * _ERROR + OWN_TINY
+    offset = offset + magnitude * _ERROR + F64_UNDERFLOW
     if alpha is None:
         lower_slope = where(u > -l, right, t.full(u.shape, left, u.dtype))
     else:
@@ -69,11 +69,23 @@ def lines_of_hinge(op: Hinge, x: Interval, alpha: Term | None = None) -> Lines:
 
 
 def lines_of_function(f: Function, x: Interval) -> Lines:
+    """Where f is not defined in the whole interval, infinite offsets."""
+    lines, defined = _lines_of_shape(f, x), is_defined(f, x.lower)
+    if defined is None:
+        return lines
+    lower, upper = (
+        Line(where(defined, line.slope, 0.0), where(defined, line.offset, end))
+        for line, end in ((lines.lower, -float("inf")), (lines.upper, float("inf")))
+    )
+    return Lines(lower, upper)
+
+
+def _lines_of_shape(f: Function, x: Interval) -> Lines:
     if f.shape == CONVEX:
         return Lines(_tangent(f, x.center, x, -1), _chord(f, x))
     if f.shape == CONCAVE:
-        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, positive=f.positive, error=f.error)
-        return lines_of_function(mirrored, x).swapped
+        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, error=f.error)
+        return _lines_of_shape(mirrored, x).swapped
     if f.shape == PERIODIC:
         return _periodic(f, x)
     return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)
@@ -108,10 +120,10 @@ def planes_of_softmax(
 
     count = product(x.lower.shape[d] for d in dims)
     assert isinstance(count, int)
-    error = (count + 64) * 2 * OWN_UNIT
+    error = (count + 64) * 2 * F64_EPSILON
     top = shown(x.upper, -1e300).max(dims).broadcast(x.upper.shape)
     top = where(top > -1e299, top, 0.0)  # all are hidden
-    shifted = Interval(*outward(x.lower - top, x.upper - top, OWN_UNIT))
+    shifted = Interval(*outward(x.lower - top, x.upper - top, F64_EPSILON))
     center, magnitude = shown(shifted.center), shown(shifted.magnitude)
     chord = _chord(exp, shifted)
     slope, intercept = shown(chord.slope), shown(chord.offset)
@@ -151,7 +163,7 @@ def planes_of_softmax(
     is_by_sum = has_lower & is_open & (p.lower + p.upper - both < at_center)
     factor, offset = (where(is_by_sum, a, b) for a, b in ((by_sum.slope, by_y.slope), (by_sum.offset, by_y.offset)))
     is_plane = is_open & (where(is_by_sum, p.lower + p.upper - both, at_center) < p.upper)
-    offset = offset + absolute_value(offset) * error + OWN_TINY
+    offset = offset + absolute_value(offset) * error + F64_UNDERFLOW
     upper = Plane(where(is_plane, factor, 0.0), q, where(is_plane, offset, p.upper))
     return lower, upper
 
@@ -170,14 +182,14 @@ def _chord(f: Function, x: Interval) -> Line:
     ends = [f.value(v) - slope * v for v in (x.lower, x.upper)]
     magnitude = maximum(absolute_value(f.value(x.lower)), absolute_value(f.value(x.upper)))
     return Line(
-        slope, maximum(*ends) + (magnitude + absolute_value(slope) * x.magnitude) * _ERROR + (OWN_TINY + f.error)
+        slope, maximum(*ends) + (magnitude + absolute_value(slope) * x.magnitude) * _ERROR + (F64_UNDERFLOW + f.error)
     )
 
 
 def _tangent(f: Function, point: Term, x: Interval, side: int) -> Line:
     """side: 1 for a line above f, -1 for one below."""
     slope, value = f.slope(point), f.value(point)
-    error = (absolute_value(value) + absolute_value(slope) * x.magnitude * 2.0) * _ERROR + (OWN_TINY + f.error)
+    error = (absolute_value(value) + absolute_value(slope) * x.magnitude * 2.0) * _ERROR + (F64_UNDERFLOW + f.error)
     offset = value - slope * point
     return Line(slope, offset + error if side > 0 else offset - error)
 
@@ -230,8 +242,8 @@ def _wave(f: Function, x: Interval) -> Lines:
         absolute_value(f.value(x.lower)) + absolute_value(f.value(x.upper)) + absolute_value(slope) * x.magnitude
     )
     error = step * step * f.curvature + magnitude * _ERROR + 1e-9  # 1e-9: of the inflection point
-    lowest_gap = minimum(minimum(*ends), gap(critical(-f.bend, f.bend, True)))
-    outer_gaps = [gap(critical(-20.0, -f.bend, False)), gap(critical(f.bend, 20.0, False))]
+    lowest_gap = minimum(minimum(*ends), gap(critical(-f.inflection, f.inflection, True)))
+    outer_gaps = [gap(critical(-20.0, -f.inflection, False)), gap(critical(f.inflection, 20.0, False))]
     highest_gap = maximum(maximum(*ends), maximum(*outer_gaps))
     return Lines(Line(slope, lowest_gap - error), Line(slope, highest_gap + error))
 

@@ -24,8 +24,8 @@ from ingot.schedule.cpu.winograd.toom_cook import array, transform
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
-OWN_UNIT = 2.0**-52  # twice the unit roundoff of f64, to include the rounding of the error terms themselves
-OWN_TINY = 2.0**-1000  # more than what underflows in a sum of f64 products
+F64_EPSILON = 2.0**-52  # twice the unit roundoff: it includes the rounding of the error terms themselves
+F64_UNDERFLOW = 2.0**-1000  # more than what underflows in a sum of f64 products
 _FUNCTION_ULPS = 8  # of a transcendental function in f64; at most 3.2 were measured (docs/reference/ops.md)
 
 
@@ -45,16 +45,16 @@ class Rounding:
             raise InputError(
                 "bounds", expected="static sizes", got=f"a sum of {count} products", fix="fix them by dynamic"
             )
-        return _gamma(count + 16, OWN_UNIT) + _gamma(count + 2, self.unit)
+        return _gamma(count + 16, F64_EPSILON) + _gamma(count + 2, self.unit)
 
     def of_function(self, ulps: float = 4.0) -> float:
         """The relative error of a function that errs by `ulps` in the program."""
-        return 2 * _FUNCTION_ULPS * OWN_UNIT + 2 * ulps * self.unit
+        return 2 * _FUNCTION_ULPS * F64_EPSILON + 2 * ulps * self.unit
 
     @property
     def floor(self) -> float:
         """The absolute error of an operation whose result may be subnormal, the program's included."""
-        return OWN_TINY + self.tiny
+        return F64_UNDERFLOW + self.tiny
 
 
 def unit_and_tiny(dtype: DType) -> tuple[float, float]:
@@ -71,7 +71,7 @@ def _gamma(count: int, unit: float) -> float:
     return count * unit / (1 - count * unit)
 
 
-def outward(lower: Term, upper: Term, relative: float, absolute: float = OWN_TINY) -> tuple[Term, Term]:
+def outward(lower: Term, upper: Term, relative: float, absolute: float = F64_UNDERFLOW) -> tuple[Term, Term]:
     """lower and upper, widened by the errors of computing them."""
     return (
         lower - (absolute_value(lower) * relative + absolute),

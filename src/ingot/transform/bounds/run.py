@@ -20,7 +20,7 @@ from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array, is_tensor
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.blocks import has_minimum
+from ingot.transform.bounds.blocks import holds_minimum
 from ingot.transform.bounds.canonical import at_activations, at_precision, in_parts
 from ingot.transform.bounds.graph import Question, bound_graph
 from ingot.transform.bounds.rounding import Rounding
@@ -110,7 +110,7 @@ def bound_model(
     opened = opened_for(model, x, dynamic)
     box = box_of(opened, x, eps, lower, upper)
     graph = static_graph(opened.graph, [low for low, _ in box.intervals])
-    rows = None if spec is None else np.atleast_2d(finite("spec", spec))
+    rows = None if spec is None else rows_of_spec(graph, spec)
     rounding, of_program = rounding_of(graph, numerics, options), as_compiled(graph, options)
     graph = in_parts(of_program) if numerics else graph
     options = replace(options, precision="float32", activations="float32")
@@ -154,7 +154,7 @@ def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
     import ml_dtypes
 
     is_wide = options.activations == options.precision == "float32"
-    if not is_wide and any(map(has_minimum, graph.nodes())):
+    if not is_wide and holds_minimum(graph):
         got = f"{options.precision}, {options.activations} and weights in blocks with a minimum"
         raise InputError("numerics", expected="precision and activations in float32", got=got)
     floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float and not _is_exact(n)}
@@ -209,16 +209,14 @@ def box_of(opened: Opened, x: Any, eps: Any, lower: Any, upper: Any) -> Box:
         ends = _ends_around(centers, perturbed, eps, [type_.dtype for type_ in types])
     else:
         lows, highs = (
-            [np.full(c.shape, finite(name, end)) for c in centers]
+            [np.full(c.shape, finite(name, end)) if is_box else c for c, is_box in zip(centers, perturbed, strict=True)]
             if np.isscalar(end)
             else flat_inputs(opened, end, direction)
             for name, end, direction in (("lower", lower, -1), ("upper", upper, 1))
         )
         ends = [
-            (_ends(node, low, c, -1), _ends(node, high, c, 1)) if is_perturbed else (c, c)
-            for node, c, low, high, is_perturbed in zip(
-                opened.graph.inputs, centers, lows, highs, perturbed, strict=True
-            )
+            (_ends(node, low, c, -1), _ends(node, high, c, 1))
+            for node, c, low, high in zip(opened.graph.inputs, centers, lows, highs, strict=True)
         ]
     checked: list[tuple[np.ndarray, np.ndarray]] = []
     for node, (low, high), is_perturbed in zip(opened.graph.inputs, ends, perturbed, strict=True):
@@ -234,6 +232,10 @@ def box_of(opened: Opened, x: Any, eps: Any, lower: Any, upper: Any) -> Box:
 def _ends(node: Node, value: np.ndarray, center: np.ndarray, direction: int) -> np.ndarray:
     if value.shape not in ((), center.shape):
         raise InputError(_label(node), expected=f"ends of shape {list(center.shape)}", got=list(value.shape))
+    if not node.dtype.is_float:
+        if (value != center).any():
+            raise InputError(_label(node), expected="ends equal to x, as only floats have a box", got="others")
+        return center
     return rounded(np.broadcast_to(value, center.shape), node.dtype, direction)
 
 
@@ -275,6 +277,18 @@ def rounded(value: np.ndarray, dtype: DType, direction: int) -> np.ndarray:
     return np.where(is_inward, np.nextafter(narrow, np.asarray(direction * np.inf, dtype.numpy)), narrow)
 
 
+def rows_of_spec(graph: Graph, spec: Any) -> np.ndarray:
+    """The rows of factors in f64. Raises InputError unless they belong to the only result."""
+    rows = np.atleast_2d(finite("spec", spec))
+    if len(graph.results) != 1:
+        raise InputError("spec", expected="a model of one result", got=f"{len(graph.results)} results")
+    y = graph.results[0].type
+    if rows.ndim != 2 or rows.shape[1] != product(y.shape) or not len(rows):
+        expected = f"rows of {product(y.shape)} factors, one for each element of {y}"
+        raise InputError("spec", expected=expected, got=f"shape {list(rows.shape)}")
+    return rows
+
+
 def finite(what: str, value: Any) -> np.ndarray:
     """Numbers in f64. Raises InputError for anything else."""
     try:
@@ -308,7 +322,7 @@ def opened_for(model: Any, x: Any, dynamic: Any) -> Opened:
 
 def flat_inputs(opened: Opened, x: Any, direction: int = 0) -> list[np.ndarray]:
     """The arrays of a graph's inputs from the model's arguments: one, a tuple, or a dict by name. direction: see
-    `rounded`."""
+    `rounded`; 0 to leave floats as they are. Raises InputError for integers that the input's type does not hold."""
     args, kwargs = _arguments(x)
     inputs = opened.graph.inputs
     if opened.flatten is not None:
@@ -327,6 +341,12 @@ def flat_inputs(opened: Opened, x: Any, direction: int = 0) -> list[np.ndarray]:
         array = host_array(_for_numpy(value), _label(node))
         if node.dtype.is_float != (array.dtype.kind == "f" or array.dtype.kind == "V"):
             raise InputError(_label(node), expected=str(node.type), got=str(array.dtype))
-        is_wider = direction and array.dtype == np.float64
-        arrays.append(rounded(array, node.dtype, direction) if is_wider else array.astype(node.dtype.numpy, copy=False))
+        if not node.dtype.is_float:
+            converted = array.astype(node.dtype.numpy)
+            if (converted != array).any():
+                raise InputError(_label(node), expected=f"values of {node.dtype}", got=str(array.dtype))
+            array = converted
+        elif direction:
+            array = rounded(array, node.dtype, direction)
+        arrays.append(array)
     return arrays

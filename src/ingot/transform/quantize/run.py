@@ -61,8 +61,8 @@ DEFAULT_SCORE_FRACTION, DEFAULT_COSINE = 0.99, 0.997  # of the float model's sco
 SCORE_MARGIN_FRACTION = 0.2  # of the loss that is allowed: for what neither part of the samples shows
 _FEEDBACK_BUDGET, _SENSITIVITY_BUDGET, _SIMULATION_BUDGET = 0.4, 0.35, 0.2  # of the budget
 _JOBS_PER_WORKER = 4  # of errors: the slower ones do fewer
-_MAX_BOUNDED_NODES = 200  # of a model whose rounding is bounded: intervals of deeper ones say nothing
-_SIMULATED_SCORES, _MIN_CALLS = 6, 4  # simulated scores of a search; and calls of each, where there are as many
+_MAX_BOUNDED_NODES = 200  # of a model whose rounding is bounded: intervals of deeper ones are too wide
+_SIMULATED_SCORES, _MIN_CALLS = 6, 4  # simulated scores of a search; calls that each simulates, if there are as many
 
 
 class QuantizedModel(CompiledModel):
@@ -220,14 +220,14 @@ class Quantizer:
         del probe  # frees its program, which holds all weights
         self.recipe = Recipe(stats, roundings(self.groups, stats, self.formats), moments)
         for group_stats in stats.values():
-            group_stats.parts.clear()  # roundings were tried on them
+            group_stats.parts.clear()  # only the choice of roundings needs them
         for i, group in enumerate(self.groups):
             progress.report("weights", i, len(self.groups))
             for form in (f for f in self._candidate_formats(group) if f not in (FLOAT, *STORED_FLOATS)):
                 for site in group.sites:
                     self.recipe.weights(group, site, form)
             group.release()
-            moments.pop(group.name, None)  # as large as the weights, and asked for no more
+            moments.pop(group.name, None)  # as large as the weights, and not needed any more
         self.recipe.release_feedback()
         give_back()
 
@@ -317,7 +317,7 @@ class Quantizer:
         for i, (group, form) in enumerate(pairs):
             progress.report("sensitivity", i, len(pairs))
             if self._is_out_of_time() and not self.table.has(f"error {form} {group.name}"):
-                error = self.recipe.rounding(group, form).error  # of its products alone: what has been tried anyway
+                error = self.recipe.rounding(group, form).error  # that of its products, which is known already
             else:
                 error = self._error(group, form, calls)
             seconds = self.times[form].get(group.name, 0.0)
@@ -372,7 +372,7 @@ class Quantizer:
         return self.bench.build(formats)
 
     def _point(self, name: str, formats: Formats, build: Callable[[], BuiltModel]) -> Point:
-        """build: is called for what the table does not have."""
+        """The measurements of a model. build: called only if the table lacks one of them."""
         key, get = _formats_key(formats), self.table.get
         # how weights are rounded depends on the formats and on the budget
         rounding = hashlib.blake2b(repr((self.formats, self.options.seconds)).encode(), digest_size=4).hexdigest()
@@ -439,12 +439,12 @@ class Quantizer:
     def _rounding(self) -> dict[str, float] | str:
         """A bound of the rounding errors of float32 on the first call, or the reason why there is none."""
         if len(self.graph.nodes()) > _MAX_BOUNDED_NODES:
-            return "the model is too deep for bounds that say something"
+            return "the model is too deep for useful bounds"
         try:
             errors = rounding_errors(self.graph, self.search_samples.calls[0], Options(threads=self.threads))
         except IngotError as error:
             return str(error).splitlines()[0]
-        return errors if np.isfinite([*errors.values()]).all() else "intervals bound nothing"
+        return errors if np.isfinite([*errors.values()]).all() else "intervals give no finite bound"
 
     def _row(self, group: Group, chosen: Point, options: Sequence[Option]) -> Row:
         form = chosen.formats.get(group.name, FLOAT)

@@ -11,24 +11,27 @@ inputs that the graph does not: each product of inputs must divide one of the gr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import permutations
 
 import numpy as np
 
 from ingot import ops
-from ingot.ir.node import Const, Graph, Node, Op, splat_of
+from ingot.ir.dims import DimLike, substitute
+from ingot.ir.node import Const, Graph, Node, Op, splat_of, topological
 from ingot.ir.types import Shape
 from ingot.passes.core.rewrites import equality
-from ingot.passes.core.rewrites.equality import PRIME
+from ingot.passes.core.rewrites.match import bare_symbol
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError, ShapeError
 
+_FIELD = 8191  # a prime that keeps sums of up to 2^27 products exact in f64
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 MAX_TERMS = 2000
 MAX_FREE_OPS = 3  # of terms whose type may differ from the graph's
 MIN_OPS = 2
+MAX_CHOICES = 64
 # a cost model that only prunes; measurements decide
 _SECONDS_PER_FLOP, _SECONDS_PER_BYTE, _SECONDS_PER_OP = 1 / 50e9, 1 / 20e9, 1e-6
 
@@ -56,78 +59,110 @@ class Term:
     products: Products
 
 
-def forms(before: Graph, seconds: float = 5.0, clock: Callable[[], float] = time.monotonic) -> list[Graph]:
-    """Graphs that probably equal the graph `before` and should cost less, cheapest first."""
-    small = _small_sizes(before)
+def forms(
+    before: Graph,
+    seconds: float = 5.0,
+    clock: Callable[[], float] = time.monotonic,
+    sizes: Mapping[str, int] | None = None,
+) -> list[Graph]:
+    """Graphs that probably equal the graph `before` and should cost less, cheapest first. sizes: of its symbols, at
+    which the cost model compares."""
+    small = _small_sizes(before, sizes or {})
     if small is None:
         return []
-    search = _Search(before, small, clock() + seconds, clock)
+    search = _Search(before, small, sizes or {}, clock() + seconds, clock)
     return search.run()
 
 
-def _small_sizes(before: Graph) -> Mapping[int, int] | None:
+Sizes = Mapping[DimLike | str, int]  # of dimensions, and of symbols
+
+
+def _small_sizes(before: Graph, sizes: Mapping[str, int]) -> Sizes | None:
     """A small prime for each size, except the spatial sizes of images. None if the graph cannot be shrunk so."""
-    fixed_sizes: set[int] = set()
+    fixed_sizes: set[DimLike] = set()
     for n in before.nodes():
         if isinstance(n.op, ops.Slice) and any(step != 1 for step in n.op.strides):
             return None
         if isinstance(n.op, ops.Convolution):
             layouts = zip((n.op.lhs_layout, n.op.rhs_layout, n.op.out_layout), (*n.inputs, n), strict=True)
-            fixed_sizes |= {d for layout, x in layouts for c, d in zip(layout, x.shape, strict=True) if c not in "NCOI"}  # type: ignore[misc]
+            fixed_sizes |= {d for layout, x in layouts for c, d in zip(layout, x.shape, strict=True) if c not in "NCOI"}
             fixed_sizes |= {n.op.feature_groups, n.op.batch_groups}
-    sizes = sorted({d for n in before.nodes() for d in n.shape if isinstance(d, int) and d > 1} - fixed_sizes)
     sums = _sums(before)
-    primes, small = iter(_PRIMES), dict[int, int]()
-    for size in sizes:
-        parts = next((p for total, p in sums if total == size and all(d in small for d in p)), None)
-        prime = sum(small[d] for d in parts) if parts else next(primes, None)
+    dims = {d for n in before.nodes() for d in n.shape if d not in (0, 1)} | {total for total, _ in sums}
+    primes, small, symbols = iter(_PRIMES), dict[DimLike | str, int](), dict[DimLike | str, int]()
+    for d in sorted(dims - fixed_sizes, key=lambda d: int(substitute(d, sizes))):
+        parts = next((p for total, p in sums if total == d and all(q in small for q in p)), None)
+        prime = sum(small[q] for q in parts) if parts else next(primes, None)
         if prime is None:
             return None
-        small[size] = prime
-    for attempt in (small, {}):
-        if sum(int(np.prod(_shape(n.shape, attempt))) for n in before.nodes()) > 1 << 20:
-            continue
+        small[d] = prime
+        symbols |= dict.fromkeys(bare_symbol(d), prime)
+    for attempt in (small | symbols, symbols):
         try:
-            _evaluate(before, attempt, _points(before, attempt))
+            if sum(int(np.prod(_shape(n.shape, attempt))) for n in before.nodes()) <= 1 << 20:
+                _evaluate(before, attempt, _points(before, attempt))
+                return attempt
         except (IngotError, ValueError):
             continue
-        return attempt
     return None
 
 
-def _sums(before: Graph) -> list[tuple[int, list[int]]]:
-    """(size, parts) for sizes that are sums of others: results of concats, and limits of slices."""
-    sums: list[tuple[int, list[int]]] = []
+def _sums(before: Graph) -> list[tuple[DimLike, list[DimLike]]]:
+    """(size, parts) for sizes that are sums of others: of concats, of limits of slices, and of results end to end."""
+    sums: list[tuple[DimLike, list[DimLike]]] = []
     for n in before.nodes():
         if isinstance(n.op, ops.Concat):
             parts = [x.shape[n.op.dimension] for x in n.inputs]
-            sums.append((n.shape[n.op.dimension], parts))  # type: ignore[arg-type]
+            sums.append((n.shape[n.op.dimension], parts))
         elif isinstance(n.op, ops.Slice):
             bounds = zip(n.op.start, n.op.limit, n.shape, strict=True)
-            sums += [(high, [low, size]) for low, high, size in bounds if low != 0]  # type: ignore[misc]
-    return sums
+            sums += [(high, [low, size]) for low, high, size in bounds if low != 0]
+    return sums + [(_total(parts), list(parts)) for parts in _joins(before)]
 
 
-def _shape(shape: Shape, small: Mapping[int, int]) -> tuple[int, ...]:
-    return tuple(small.get(int(d), int(d)) for d in shape)  # type: ignore[arg-type]
+def _joins(before: Graph) -> list[tuple[DimLike, ...]]:
+    """The sizes of results that may be joined along an axis, in all orders."""
+    results = before.outputs
+    joins: dict[tuple[DimLike, ...], None] = {}
+    for count in range(2, len(results) + 1):
+        for chosen in permutations(results, count):
+            shapes = [n.shape for n in chosen]
+            if len({len(s) for s in shapes}) > 1:
+                continue
+            differing = [d for d, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
+            axes = differing if differing else range(len(shapes[0]))
+            joins |= {tuple(s[d] for s in shapes): None for d in axes if len(differing) <= 1}
+    return list(joins)
 
 
-def _points(before: Graph, small: Mapping[int, int]) -> list[np.ndarray]:
+def _total(parts: Sequence[DimLike]) -> DimLike:
+    return sum(parts[1:], parts[0])
+
+
+def _small(d: DimLike, small: Sizes) -> int:
+    return small[d] if d in small else int(substitute(d, small))  # type: ignore[arg-type]
+
+
+def _shape(shape: Shape, small: Sizes) -> tuple[int, ...]:
+    return tuple(_small(d, small) for d in shape)
+
+
+def _points(before: Graph, small: Sizes) -> list[np.ndarray]:
     random = np.random.default_rng(1)
-    return [random.integers(0, PRIME, _shape(n.shape, small)).astype(np.float64) for n in before.inputs]
+    return [random.integers(0, _FIELD, _shape(n.shape, small)).astype(np.float64) for n in before.inputs]
 
 
-def _evaluate(before: Graph, small: Mapping[int, int], points: Sequence[np.ndarray]) -> np.ndarray:
+def _evaluate(before: Graph, small: Sizes, points: Sequence[np.ndarray]) -> list[np.ndarray]:
     values = dict(zip(before.inputs, points, strict=True))
     for n in before.nodes():
         if isinstance(n.op, Const):
-            values[n] = equality.literal(np.asarray(n.op.value))
+            values[n] = equality.literal(np.asarray(n.op.value), _FIELD)
         elif n not in values:
             values[n] = _small_result(n.op, small, [values[i] for i in n.inputs])
-    return values[before.outputs[0]]
+    return [values[n] for n in before.outputs]
 
 
-def _small_result(op: Op, small: Mapping[int, int], operands: Sequence[np.ndarray]) -> np.ndarray:
+def _small_result(op: Op, small: Sizes, operands: Sequence[np.ndarray]) -> np.ndarray:
     if isinstance(op, ops.DotGeneral | ops.Convolution):
         op = replace(op, dtype=None)
     elif isinstance(op, ops.Reshape | ops.BroadcastInDim):
@@ -135,16 +170,22 @@ def _small_result(op: Op, small: Mapping[int, int], operands: Sequence[np.ndarra
     elif isinstance(op, ops.Slice):
         op = replace(op, start=_shape(op.start, small), limit=_shape(op.limit, small))
     result = np.asarray(op.reference(*operands))
-    return result if isinstance(op, equality.VIEWS) else np.mod(result, PRIME)
+    return result if isinstance(op, equality.VIEWS) else np.mod(result, _FIELD)
 
 
 class _Search:
-    def __init__(self, before: Graph, small: Mapping[int, int], deadline: float, clock: Callable[[], float]) -> None:
-        self.graph, self.small_sizes, self.deadline, self.clock = before, small, deadline, clock
-        self.target = before.outputs[0]
-        self.key = (self.target.shape, _evaluate(before, small, _points(before, small)).tobytes())
+    """The terms of a graph, and of each result those that may be part of a form of all results together."""
+
+    def __init__(
+        self, before: Graph, small: Sizes, sizes: Mapping[str, int], deadline: float, clock: Callable[[], float]
+    ) -> None:
+        self.graph, self.small_sizes, self.sizes, self.deadline, self.clock = before, small, sizes, deadline, clock
+        self.types = {n.type for n in before.outputs}
+        values = _evaluate(before, small, _points(before, small))
+        self.keys = [(n.shape, v.tobytes()) for n, v in zip(before.outputs, values, strict=True)]
         # slightly below the graph's own cost: at equal costs its own form stays
-        self.limit = sum(map(_seconds, _parts(before))) * (1 - 1e-3)
+        self.seconds_of: dict[Node, float] = {}
+        self.limit = self.cost(_parts(before)) * (1 - 1e-3)
         self.products_of: dict[Node, Products] = {}
         for i, n in enumerate(before.inputs):
             self.products_of[n] = frozenset([tuple(int(i == j) for j in range(len(before.inputs)))])
@@ -157,32 +198,49 @@ class _Search:
                     else constant_products
                 )
         self.known_products: dict[tuple[bool, tuple[Products, ...]], Products] = {}
-        self.target_products = self.products_of[self.target]
+        self.target_products = frozenset[tuple[int, ...]]().union(*(self.products_of[n] for n in before.outputs))
         self.terms: dict[tuple[Shape, bytes], Term] = {}
-        self.costs: dict[Node, float] = {}
+        self.candidates: dict[tuple[Shape, bytes], dict[Node, frozenset[Node]]] = {key: {} for key in self.keys}
         self.visited: set[Node] = set()
+        self.binary_ops: dict[tuple[Shape, Shape], list[Op]] = {}
         nodes = before.nodes()
         self.scales = sorted({float(v) for n in nodes if (v := splat_of(n)) is not None and not n.type.rank})
         self.products = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.DotGeneral | ops.Convolution)))
         self.views = list(dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Reshape | ops.BroadcastInDim)))
-        self.cuts = sorted({cut for n in nodes if isinstance(n.op, ops.Slice) for cut in _cuts(n.op, n.inputs[0])})
+        self.cuts = list(
+            dict.fromkeys(c for n in nodes if isinstance(n.op, ops.Slice) for c in _cuts(n.op, n.inputs[0]))
+        )
+        self.splits = list(dict.fromkeys(split for parts in _joins(before) for split in _splits(parts)))
         self.elementwise = [ops.Add(), *dict.fromkeys(n.op for n in nodes if isinstance(n.op, ops.Sub))]
         muls = (n for n in nodes if isinstance(n.op, ops.Mul))
         if any(all(splat_of(i) is None for i in n.inputs) for n in muls):
             self.elementwise.append(ops.Mul())
 
     def run(self) -> list[Graph]:
-        """Enumerate terms of 1, 2, 3... ops; terms of more than MAX_FREE_OPS only if they have the graph's type."""
+        """Enumerate terms of 1, 2, 3... ops; terms of more than MAX_FREE_OPS only if they have a result's type."""
         for n, value in zip(self.graph.inputs, _points(self.graph, self.small_sizes), strict=True):
             self.add(n, value, n.op.label.startswith("c"), frozenset(), self.products_of[n])  # type: ignore[attr-defined]
+        for n, key in zip(self.graph.outputs, self.keys, strict=True):
+            self.candidates[key][n] = frozenset(_parts(self.graph.with_outputs([n])))
         by_size = [list(self.terms.values())]
         max_ops = sum(n.op.computes and not isinstance(n.op, ops.BroadcastInDim) for n in self.graph.nodes())
-        for size in range(1, max(max_ops, MIN_OPS) + 1):
-            count = len(self.terms)
-            self.grow(by_size, size, last=size > MAX_FREE_OPS)
-            by_size.append(list(self.terms.values())[count:])
-        ranked = sorted(self.costs, key=self.costs.__getitem__)
-        return [Graph(self.graph.inputs, (n,)) for n in ranked]
+        count = len(self.graph.outputs)
+        # what joins results takes a concat less than there are, the product, and a slice
+        free_ops, max_ops = max(MAX_FREE_OPS, count), max(max_ops, MIN_OPS, count + 1 if count > 1 else 0)
+        for size in range(1, max_ops + 1):
+            known = len(self.terms)
+            self.grow(by_size, size, last=size > free_ops)
+            by_size.append(list(self.terms.values())[known:])
+        return [self.graph.with_outputs(outputs) for outputs in self.together()]
+
+    def together(self) -> list[tuple[Node, ...]]:
+        """The cheapest choices of a term for each result, which share what they have in common."""
+        choices: list[tuple[tuple[Node, ...], frozenset[Node]]] = [((), frozenset())]
+        for key in self.keys:
+            longer = [((*nodes, n), parts | p) for nodes, parts in choices for n, p in self.candidates[key].items()]
+            choices = sorted((c for c in longer if self.cost(c[1]) < self.limit), key=lambda c: self.cost(c[1]))
+            del choices[MAX_CHOICES:]
+        return [nodes for nodes, _ in choices if nodes != self.graph.outputs]
 
     def grow(self, by_size: list[list[Term]], size: int, last: bool) -> None:
         """Add the terms with an op on smaller terms that have `size` - 1 ops in total. last: only those of the graph's
@@ -197,7 +255,7 @@ class _Search:
                 for b in by_size[size - 1 - left_size]:
                     if not (self.allowed(True, a.products, b.products) or self.allowed(False, a.products, b.products)):
                         continue
-                    for op in self.binary(a.node, b.node):
+                    for op in self.binary(a.node.shape, b.node.shape):
                         self.apply(op, (a, b), last)
                 if self.is_over():
                     return
@@ -210,11 +268,10 @@ class _Search:
         # products take any order of axes: transposes of results are tried last
         orders = list(permutations(range(rank)))[1:] if transposed and rank <= 3 else []
         yield from (ops.Transpose(p) for p in orders)
-        for size, low, high in self.cuts if t.constant else ():
-            for axis in (d for d in range(rank) if t.node.shape[d] == size):
-                start, limit = [0] * rank, list(t.node.shape)
-                start[axis], limit[axis] = low, high
-                yield ops.Slice(tuple(start), tuple(limit), (1,) * rank)
+        for cut in self.cuts if t.constant else ():
+            yield from _slices(t.node, *cut)
+        for split in self.splits if not t.constant else ():
+            yield from (op for op in _slices(t.node, *split) if op.infer(t.node.type) in self.types)
         for op in self.views:
             if isinstance(op, ops.BroadcastInDim):
                 is_applicable = len(op.dims) == rank
@@ -223,8 +280,13 @@ class _Search:
             if is_applicable:
                 yield op
 
-    def binary(self, a: Node, b: Node) -> Iterator[Op]:
-        p, q = a.shape, b.shape
+    def binary(self, p: Shape, q: Shape) -> list[Op]:
+        """The ops to try for values of shapes p and q."""
+        if (p, q) not in self.binary_ops:
+            self.binary_ops[p, q] = list(self._binary(p, q))
+        return self.binary_ops[p, q]
+
+    def _binary(self, p: Shape, q: Shape) -> Iterator[Op]:
         if p == q:
             yield from self.elementwise
         if len(p) == len(q):
@@ -249,8 +311,8 @@ class _Search:
 
     def scale(self, t: Term, s: float, last: bool) -> None:
         node = ops.mul(t.node, s)
-        if not last or node.type == self.target.type:
-            value = np.mod(t.value * equality.literal(np.asarray(s, t.node.dtype.numpy)), PRIME)
+        if not last or node.type in self.types:
+            value = np.mod(t.value * equality.literal(np.asarray(s, t.node.dtype.numpy), _FIELD), _FIELD)
             self.add(node, value, t.constant, t.parts, t.products)
 
     def apply(self, op: Op, operands: tuple[Term, ...], last: bool) -> None:
@@ -261,7 +323,7 @@ class _Search:
             node = op(*(t.node for t in operands))
         except (ShapeError, IndexError):
             return
-        if node in self.visited or (last and node.type != self.target.type):
+        if node in self.visited or (last and node.type not in self.types):
             return
         self.visited.add(node)
         parts = frozenset[Node]().union(*(t.parts for t in operands))
@@ -283,44 +345,65 @@ class _Search:
             self.known_products[key] = products if divide else frozenset()
         return self.known_products[key]
 
-    def cost(self, parts: frozenset[Node]) -> float:
-        return sum(map(_seconds, parts))
+    def cost(self, parts: Collection[Node]) -> float:
+        return sum(self.seconds(n) for n in parts)
+
+    def seconds(self, n: Node) -> float:
+        if n not in self.seconds_of:
+            self.seconds_of[n] = _seconds(n, self.sizes)
+        return self.seconds_of[n]
 
     def add(self, node: Node, value: np.ndarray, constant: bool, parts: frozenset[Node], products: Products) -> None:
         if not constant and node.op.computes:
             parts = parts | {node}
         cost = self.cost(parts)
         key = (node.shape, value.tobytes())
-        if key == self.key and node is not self.target and cost < self.limit:
-            self.costs[node] = min(cost, self.costs.get(node, cost))
+        if key in self.candidates and cost < self.limit:
+            self.candidates[key].setdefault(node, parts)
         previous = self.terms.get(key)
         if cost <= self.limit and (previous is None or cost < self.cost(previous.parts)):
             self.terms[key] = Term(node, value, constant, parts, products)
 
 
-def _cuts(op: ops.Slice, x: Node) -> list[tuple[int, int, int]]:
+def _splits(parts: Sequence[DimLike]) -> Iterator[tuple[DimLike, DimLike, DimLike]]:
+    """(size, low, high) of each part of parts end to end."""
+    low: DimLike = 0
+    for part in parts:
+        yield _total(parts), low, low + part
+        low = low + part
+
+
+def _slices(x: Node, size: DimLike, low: DimLike, high: DimLike) -> Iterator[ops.Slice]:
+    """x[low:high] along each axis of a size."""
+    full = (0,) * x.type.rank
+    for d in (d for d in range(x.type.rank) if x.shape[d] == size):
+        yield ops.Slice((*full[:d], low, *full[d + 1 :]), (*x.shape[:d], high, *x.shape[d + 1 :]), (1,) * x.type.rank)
+
+
+def _cuts(op: ops.Slice, x: Node) -> list[tuple[DimLike, DimLike, DimLike]]:
     """(size, low, high) for each axis that a slice cuts."""
     bounds = zip(x.shape, op.start, op.limit, op.strides, strict=True)
-    return [(size, low, high) for size, low, high, step in bounds if step == 1 and (low, high) != (0, size)]  # type: ignore[misc]
+    return [(size, low, high) for size, low, high, step in bounds if step == 1 and (low, high) != (0, size)]
 
 
 def _parts(before: Graph) -> set[Node]:
-    """The nodes of a graph that do not depend on constants alone."""
+    """The nodes that the results need and that do not depend on constants alone."""
     varying: set[Node] = set()
-    for n in before.nodes():
+    for n in topological(before.outputs):
         is_value = not n.op.computes and getattr(n.op, "label", "c").startswith("x")
         if is_value or any(i in varying for i in n.inputs):
             varying.add(n)
     return {n for n in varying if n.op.computes}
 
 
-def _seconds(n: Node) -> float:
+def _seconds(n: Node, sizes: Mapping[str, int]) -> float:
     """The estimated seconds of a node by itself."""
-    if isinstance(n.op, ops.Reshape | ops.BroadcastInDim):
+    if isinstance(n.op, ops.Reshape | ops.BroadcastInDim | ops.Slice):
         return 0.0
-    flops = n.op.flops(*(i.type for i in n.inputs))
-    sizes = [x.type.size for x in (n, *n.inputs) if not isinstance(x.op, ops.BroadcastInDim)]
-    assert isinstance(flops, int) and all(isinstance(s, int) for s in sizes)
+    flops = int(substitute(n.op.flops(*(i.type for i in n.inputs)), sizes))
+    elements = sum(
+        int(substitute(x.type.size, sizes)) for x in (n, *n.inputs) if not isinstance(x.op, ops.BroadcastInDim)
+    )
     fused = isinstance(n.op, ops.Add | ops.Sub | ops.Mul)  # with the producers of their operands
-    nbytes = n.dtype.bits // 8 * sum(s for s in sizes if isinstance(s, int)) * (0.5 if fused else 1.0)
+    nbytes = n.dtype.bits // 8 * elements * (0.5 if fused else 1.0)
     return flops * _SECONDS_PER_FLOP + nbytes * _SECONDS_PER_BYTE + _SECONDS_PER_OP

@@ -40,7 +40,7 @@ def words(*values: str) -> np.ndarray:
     return np.array(values, object)
 
 
-def same(m: onnx.ModelProto, *inputs: Any) -> Any:
+def check_run(m: onnx.ModelProto, *inputs: Any) -> Any:
     """The compiled model's answer, which is also ONNX Runtime's."""
     names = [v.name for v in m.graph.input]
     got = ingot.compile(m, cache=False)(*inputs)
@@ -99,9 +99,9 @@ def test_labels_that_are_strings(op: str, attributes: dict[str, Any], tmp_path: 
     x = np.random.default_rng(0).standard_normal((40, 2)).astype(np.float32)
     label, scores = ingot.compile(m, cache=False)(x)
     session = ort.InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"])
-    want, wanted = session.run(None, {"x": x})
+    want, expected = session.run(None, {"x": x})
     assert label.tolist() == want.tolist() and len(set(want)) > 1
-    np.testing.assert_allclose(scores, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(scores, expected, rtol=1e-6, atol=1e-6)
     onnx.save(model([node, zipped], inputs, [text("label", "n"), "maps"]), tmp_path / "m.onnx")
     one = ingot.compile(tmp_path / "m.onnx", outputs=["maps"], cache=False)
     one.save(tmp_path / "m.ingot")
@@ -179,8 +179,8 @@ def test_numbers_as_strings_and_back() -> None:
     data = helper.make_tensor_value_info("x", F, ["n"])
     m = ingot.compile(model(nodes, [data], [text("shown", "n"), "y"]), cache=False)
     x = np.array([1.5, -0.25, 3, np.inf, np.nan], np.float32)
-    shown, y = m(x)
-    assert shown.tolist() == ["1.5", "-0.25", "3", "INF", "NaN"]
+    label, y = m(x)
+    assert label.tolist() == ["1.5", "-0.25", "3", "INF", "NaN"]
     np.testing.assert_array_equal(y, 2 * x)
 
 
@@ -193,7 +193,7 @@ def test_counts_of_integers(mode: str, skips: int) -> None:
         weights=[0.5, 1, 2, 3, 4, 5, 6],
     )  # fmt: skip
     m = model([node], [helper.make_tensor_value_info("x", I64, [2, 6])], ["y"])
-    same(m, np.array([[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]]))
+    check_run(m, np.array([[1, 1, 3, 3, 3, 7], [8, 6, 7, 5, 6, 8]]))
 
 
 def test_an_op_that_takes_no_strings_is_refused() -> None:
@@ -254,10 +254,10 @@ def test_sequences_of_any_length() -> None:
     m = ingot.compile(model(nodes, [sequence("s"), x], [sequence("longer"), "joined", "n"]), cache=False)
     last = np.ones(2, np.float32)
     for parts in ([], [np.zeros(3, np.float32)], [np.zeros(3, np.float32), np.full(1, 5, np.float32)]):
-        longer, joined, n = m(parts, last)
+        longer, concatenated, n = m(parts, last)
         assert len(longer) == len(parts) + 1
         assert n == len(parts)
-        np.testing.assert_array_equal(joined, np.concatenate([*parts, last]))
+        np.testing.assert_array_equal(concatenated, np.concatenate([*parts, last]))
 
 
 def test_sequences_joined_in_pairs() -> None:
@@ -277,14 +277,14 @@ def test_sequences_joined_in_pairs() -> None:
 
 def test_optionals() -> None:
     kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(F, ["n"]))
-    data, same_ = helper.make_value_info("x", kind), helper.make_value_info("same", kind)
+    data, same_info = helper.make_value_info("x", kind), helper.make_value_info("same", kind)
     nodes = [helper.make_node("OptionalHasElement", ["x"], ["there"]), helper.make_node("Identity", ["x"], ["same"])]
-    m = ingot.compile(model(nodes, [data], ["there", same_]), cache=False)
-    there, held = m(None)
-    assert not there
-    assert held is None
-    there, held = m(np.ones(3, np.float32))
-    assert there
-    np.testing.assert_array_equal(held, np.ones(3))
+    m = ingot.compile(model(nodes, [data], ["there", same_info]), cache=False)
+    is_present, value = m(None)
+    assert not is_present
+    assert value is None
+    is_present, value = m(np.ones(3, np.float32))
+    assert is_present
+    np.testing.assert_array_equal(value, np.ones(3))
     with pytest.raises(InputError, match="none for x"):
         m()

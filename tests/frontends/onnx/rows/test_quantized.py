@@ -33,15 +33,15 @@ def f32(value: float) -> Array:
 
 def run(
     op: str,
-    given: Given,
+    feeds: Given,
     attributes: Mapping[str, Any],
     results: int = 1,
     domain: str = "",
     opset: int = 21,
 ) -> tuple[Sequence[Array], Sequence[Array]]:
     """Ingot's results and ONNX Runtime's, of a node whose first operand is an input and whose others are constants."""
-    names = ["" if a is None else f"x{i}" for i, a in enumerate(given)]
-    inputs = {n: np.asarray(a) for n, a in zip(names, given, strict=True) if a is not None}
+    names = ["" if a is None else f"x{i}" for i, a in enumerate(feeds)]
+    inputs = {n: np.asarray(a) for n, a in zip(names, feeds, strict=True) if a is not None}
     outputs = [f"y{i}" for i in range(results)]
     first = inputs.pop("x0")
     graph = helper.make_graph(
@@ -61,8 +61,8 @@ def run(
 
 def same_levels(got: Array, want: Array) -> None:
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    apart = np.abs(got.astype(np.int64) - want.astype(np.int64))
-    assert apart.max(initial=0) <= 1 and (apart > 0).mean() < 0.02
+    difference = np.abs(got.astype(np.int64) - want.astype(np.int64))
+    assert difference.max(initial=0) <= 1 and (difference > 0).mean() < 0.02
 
 
 U8 = (f32(0.0517), np.uint8(130))

@@ -19,9 +19,9 @@ X = np.random.default_rng(0).random((60, 80)).astype(np.float32)
 
 
 def model(nodes: list[onnx.NodeProto], outputs: list[str], shape: tuple[int | str, ...] = ("n", 80)) -> onnx.ModelProto:
-    made = [helper.make_empty_tensor_value_info(o) for o in outputs]
+    infos = [helper.make_empty_tensor_value_info(o) for o in outputs]
     constants = [helper.make_tensor("yes", BOOL, [], [True]), helper.make_tensor("five", I64, [], [5])]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", F32, shape)], made, constants)
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", F32, shape)], infos, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)])
 
 
@@ -63,9 +63,9 @@ def test_multinomial_takes_logarithms() -> None:
 
 def test_dropout_of_a_rate_that_the_call_says() -> None:
     nodes = [node("Dropout", ["x", "rate", "yes"], ["y", "mask"])]
-    made = model(nodes, ["y", "mask"])
-    made.graph.input.append(helper.make_tensor_value_info("rate", F32, []))
-    graph = import_onnx(made)
+    proto = model(nodes, ["y", "mask"])
+    proto.graph.input.append(helper.make_tensor_value_info("rate", F32, []))
+    graph = import_onnx(proto)
     for rate in (0.0, 0.3, 1.0):
         y, mask = run(graph, X, np.asarray(rate, np.float32))
         assert mask.dtype == bool and abs(mask.mean() - (1 - rate)) < 0.03
@@ -76,16 +76,16 @@ def test_dropout_of_a_rate_that_the_call_says() -> None:
 
 def test_seeds_and_calls() -> None:
     nodes = [node("RandomNormalLike", ["x"], ["a"]), node("RandomNormalLike", ["x"], ["b"], seed=4.0)]
-    made = model(nodes, ["a", "b"])
-    m = ingot.compile(made, threads=2)
+    proto = model(nodes, ["a", "b"])
+    m = ingot.compile(proto, threads=2)
     first, second = m(X), m(X)
     assert all((p != q).all() for p, q in zip(first, second, strict=True)) and (first[0] != first[1]).all()
     m.seed(3)
     a, b = m(X)
     # a node's own seed holds whatever the model's is
     assert (a != first[0]).all() and (b == first[1]).all()
-    again = ingot.compile(made, threads=1)
-    assert all((p == q).all() for p, q in zip(again(X), first, strict=True))
+    second_program = ingot.compile(proto, threads=1)
+    assert all((p == q).all() for p, q in zip(second_program(X), first, strict=True))
 
 
 def test_each_turn_of_a_loop_draws_others() -> None:
@@ -96,9 +96,9 @@ def test_each_turn_of_a_loop_draws_others() -> None:
         [info("i", I64, []), info("go", BOOL, []), info("v", F32, [4])],
         [info("on", BOOL, []), info("w", F32, [4]), info("s", F32, [4])],
     )
-    made = model([node("Loop", ["turns", "", "x"], ["last", "all"], body=body)], ["last", "all"], (4,))
-    made.graph.input.append(info("turns", I64, []))
-    m = ingot.compile(made)
+    proto = model([node("Loop", ["turns", "", "x"], ["last", "all"], body=body)], ["last", "all"], (4,))
+    proto.graph.input.append(info("turns", I64, []))
+    m = ingot.compile(proto)
     last, rows = m(np.zeros(4, np.float32), np.asarray(6))
     assert rows.shape == (6, 4) and len(np.unique(rows)) == 24 and (rows[-1] == last).all()
     assert not np.isin(m(np.zeros(4, np.float32), np.asarray(6))[1], rows).any()
@@ -106,8 +106,8 @@ def test_each_turn_of_a_loop_draws_others() -> None:
 
 def test_a_condition_that_is_drawn_is_no_constant() -> None:
     info = helper.make_tensor_value_info
-    out = [info("o", F32, [80])]
-    branches = [helper.make_graph([node(op, ["x"], ["o"])], "branch", [], out) for op in ("Abs", "Neg")]
+    infos = [info("o", F32, [80])]
+    branches = [helper.make_graph([node(op, ["x"], ["o"])], "branch", [], infos) for op in ("Abs", "Neg")]
     nodes = [
         node("RandomUniform", [], ["u"], shape=[1]),
         node("Constant", [], ["half"], value_float=0.5),

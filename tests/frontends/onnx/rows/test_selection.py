@@ -25,11 +25,11 @@ Info = tuple[str, int, tuple[int | str, ...] | None]
 
 
 def model(nodes: Sequence[onnx.NodeProto], ins: Sequence[Info], outs: Sequence[str]) -> onnx.ModelProto:
-    takes = [helper.make_tensor_value_info(*i) for i in ins]
-    gives = [helper.make_tensor_value_info(name, T.UNDEFINED, None) for name in outs]
-    for g in gives:
+    input_infos = [helper.make_tensor_value_info(*i) for i in ins]
+    output_infos = [helper.make_tensor_value_info(name, T.UNDEFINED, None) for name in outs]
+    for g in output_infos:
         g.ClearField("type")
-    graph = helper.make_graph(nodes, "g", takes, gives)
+    graph = helper.make_graph(nodes, "g", input_infos, output_infos)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
 
 
@@ -90,8 +90,8 @@ def test_places_and_what_follows() -> None:
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("in_order", [0, 1])
 def test_unique(dtype: int, axis: int | None, in_order: int) -> None:
-    along: dict[str, Any] = {} if axis is None else {"axis": axis}
-    node = helper.make_node("Unique", ["x"], ["y", "first", "inverse", "counts"], sorted=in_order, **along)
+    axis_options: dict[str, Any] = {} if axis is None else {"axis": axis}
+    node = helper.make_node("Unique", ["x"], ["y", "first", "inverse", "counts"], sorted=in_order, **axis_options)
     pair, rng = Pair(model([node], [("x", dtype, ("a", 3))], node.output)), np.random.default_rng(0)
     for rows in (1, 2, 30):
         x = rng.integers(-2, 2, (rows, 3)).astype(helper.tensor_dtype_to_np_dtype(dtype))
@@ -107,9 +107,9 @@ def test_unique_of_wide_rows_and_nan() -> None:
     x = rng.integers(0, 2, (5, 20))[rng.integers(0, 5, 40)].astype(np.float32)
     x[:, 3] = np.where(x[:, 3] == 1, np.nan, x[:, 3])
     want = np.unique(x, True, True, True, axis=0, equal_nan=True)
-    same = [len(np.unique(np.nan_to_num(x, nan=9), axis=0))]
+    counts = [len(np.unique(np.nan_to_num(x, nan=9), axis=0))]
     got = ours(x)
-    assert isinstance(got, tuple) and [got[0].shape[0]] == same
+    assert isinstance(got, tuple) and [got[0].shape[0]] == counts
     np.testing.assert_array_equal(got[0][np.asarray(got[2])], x)
     assert want[0].shape[1] == 20
 
@@ -133,10 +133,10 @@ def test_non_max_suppression(center: int, scored: bool) -> None:
     m = model(nodes, ins, ["kept", "chosen", "theirs"])
     pair, rng = Pair(m), np.random.default_rng(0)
     for b, c, n in ((1, 1, 1), (2, 3, 60), (1, 2, 500)):
-        for most, iou, score in ((100, 0.5, 0.2), (3, 0.3, 0.0), (7, 0.0, 2.0), (0, 0.5, 0.5)):
+        for box_limit, iou, score in ((100, 0.5, 0.2), (3, 0.3, 0.0), (7, 0.0, 2.0), (0, 0.5, 0.5)):
             boxes = (rng.random((b, n, 4)) * 5).astype(np.float32)
             scores = np.round(rng.random((b, c, n)), 1 if n < 100 else 5).astype(np.float32)
-            values = boxes, scores, np.asarray([most]), np.array([iou], np.float32), np.array([score], np.float32)
+            values = boxes, scores, np.asarray([box_limit]), np.array([iou], np.float32), np.array([score], np.float32)
             pair.check(dict(zip(names, values, strict=False)))
 
 
@@ -164,11 +164,11 @@ def test_loop_that_ends_itself_and_stacks(trips: int | None) -> None:
     ins: list[Info] = [("x0", T.FLOAT, ()), ("limit", T.FLOAT, ()), ("start", T.BOOL, ())]
     pair = Pair(model(nodes, ins, ["last", "rows", "squares"]))
 
-    def feeds(x: float, go: bool) -> dict[str, np.ndarray]:
-        return {"x0": np.asarray(x, np.float32), "limit": np.asarray(10, np.float32), "start": np.asarray(go)}
+    def feeds(x: float, condition: bool) -> dict[str, np.ndarray]:
+        return {"x0": np.asarray(x, np.float32), "limit": np.asarray(10, np.float32), "start": np.asarray(condition)}
 
-    for x, go in ((1.0, True), (5.0, True), (9.0, False), (0.001, True)):
-        pair.check(feeds(x, go), 1e-6)
+    for x, has_next in ((1.0, True), (5.0, True), (9.0, False), (0.001, True)):
+        pair.check(feeds(x, has_next), 1e-6)
     if trips != 3:
         with pytest.raises(InputError, match=r"size \$turns0: expected 0 to 1024, got 1025"):
             pair.ours(**feeds(0.0, True))

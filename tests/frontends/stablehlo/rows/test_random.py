@@ -86,8 +86,8 @@ def test_a_program_that_draws_is_exported_with_its_state(tmp_path: Path) -> None
     x = Input("x", TensorType(f32, (5, 7)))()
     graph = Graph((x,), (sampling.dropout(ops.RandomKey(0)(), x, 0.4)[0],))
     write(graph, tmp_path / "net.mlir")
-    again = import_stablehlo(tmp_path / "net.mlir").graph
+    reimported = import_stablehlo(tmp_path / "net.mlir").graph
     data = np.arange(1, 36, dtype=np.float32).reshape(5, 7)
-    after, y = interpret(again, (data, np.asarray([0, 0])))
+    after, y = interpret(reimported, (data, np.asarray([0, 0])))
     np.testing.assert_array_equal(y, interpret(graph, (data,))[0])
-    assert after.tolist() == [0, 1] and (interpret(again, (data, after))[1] != y).any()
+    assert after.tolist() == [0, 1] and (interpret(reimported, (data, after))[1] != y).any()

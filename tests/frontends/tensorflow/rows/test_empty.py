@@ -20,9 +20,9 @@ LENIENT = {"out_gather", "out_gather_batch", "out_gather_nd", "out_element", "ou
 STRICT = {"out_slice_gradient"}
 
 
-def _check(made: Fixture, name: str) -> None:
-    compiled = ingot.compile(made.path, outputs=[name], threads=1, cache=False, limits=ingot.Limits(seconds=20))
-    for inputs, outputs in made.calls:
+def _check(bundle: Fixture, name: str) -> None:
+    compiled = ingot.compile(bundle.path, outputs=[name], threads=1, cache=False, limits=ingot.Limits(seconds=20))
+    for inputs, outputs in bundle.calls:
         try:
             got = compiled(**{spec.name: inputs[spec.name] for spec in compiled.inputs})
         except IngotError as e:
@@ -46,15 +46,15 @@ def test_sizes_that_may_be_0(which: str, name: str, end: End, tmp_path: Path) ->
 
 def test_a_loop_that_outgrows_its_room(tmp_path: Path) -> None:
     """Five doublings of two elements, of which the run may hold 16."""
-    made = fixture("open", tmp_path)
+    bundle = fixture("open", tmp_path)
     limits = ingot.Limits(sizes=16)
-    compiled = ingot.compile(made.path, outputs=["out_double"], threads=1, cache=False, limits=limits)
+    compiled = ingot.compile(bundle.path, outputs=["out_double"], threads=1, cache=False, limits=limits)
     x = np.ones((4, 3), np.float32)
     values = {"image": np.zeros((1, 1, 1, 3), np.float32), "x": x, "plane": np.zeros((1, 1), np.float32)}
-    for turns in (3, 5):
-        inputs = {s.name: (values | {"n": np.array(turns, np.int32)})[s.name] for s in compiled.inputs}
-        if 2 << turns <= 16:
-            assert np.shape(compiled(**inputs)) == (2 << turns,)
+    for trip_count in (3, 5):
+        inputs = {s.name: (values | {"n": np.array(trip_count, np.int32)})[s.name] for s in compiled.inputs}
+        if 2 << trip_count <= 16:
+            assert np.shape(compiled(**inputs)) == (2 << trip_count,)
         else:
             with pytest.raises(InputError, match="16"):
                 compiled(**inputs)

@@ -32,9 +32,9 @@ def _results(which: str, folder: Path) -> tuple[Arrays, Arrays]:
 )
 def test_op(which: str, name: str, tmp_path_factory: pytest.TempPathFactory):
     results, expected = _results(which, tmp_path_factory.getbasetemp())
-    got, wanted = results[name], expected[name]
-    assert got.dtype == wanted.dtype and got.shape == wanted.shape
-    np.testing.assert_allclose(got, wanted, rtol=2e-6, atol=2e-6)
+    got, reference = results[name], expected[name]
+    assert got.dtype == reference.dtype and got.shape == reference.shape
+    np.testing.assert_allclose(got, reference, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(("name", "factor"), [("out_fake_quant", 8), ("out_fake_quant_vars", 1)])
@@ -46,8 +46,8 @@ def test_the_gradient_of_fake_quantization_is_that_of_its_range(name: str, facto
     labels = [n.op.label for n in graph.inputs if isinstance(n.op, Input)]
     data, at = [inputs[label] for label in labels], labels.index("x")
     (value,) = interpret(graph, data)
-    whole = value_and_gradients(graph, lambda results: reduce_sum(results[0]), [at])
+    gradients = value_and_gradients(graph, lambda results: reduce_sum(results[0]), [at])
     within = np.abs(value - factor * inputs["x"]) < 0.51 * np.diff(np.unique(value)).min()
     assert within.any()
     assert not within.all()
-    np.testing.assert_array_equal(interpret(whole, data)[1], factor * within)
+    np.testing.assert_array_equal(interpret(gradients, data)[1], factor * within)

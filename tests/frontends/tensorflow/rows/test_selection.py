@@ -58,10 +58,13 @@ def test_empty_rows_get_an_element(tmp_path: Path, rows: list[int]) -> None:
     sizes = b"".join(n.to_bytes(8, "little") for n in (5, 6))
     value = field(8, field(1, 9) + field(2, field(2, field(1, 2))) + field(4, sizes))
     other = field(8, field(1, FLOAT) + field(2, b"") + field(4, np.float32(7).tobytes()))
-    across, line = field(7, field(2, field(1, count)) + field(2, field(1, 2))), field(7, field(2, field(1, count)))
+    grid_shape, line_shape = (
+        field(7, field(2, field(1, count)) + field(2, field(1, 2))),
+        field(7, field(2, field(1, count))),
+    )
     nodes = [
-        node("at", "Placeholder", (), {"dtype": wide, "shape": across}),
-        node("values", "Placeholder", (), {"dtype": kind, "shape": line}),
+        node("at", "Placeholder", (), {"dtype": wide, "shape": grid_shape}),
+        node("values", "Placeholder", (), {"dtype": kind, "shape": line_shape}),
         node("sizes", "Const", (), {"dtype": wide, "value": value}),
         node("other", "Const", (), {"dtype": kind, "value": other}),
         node("fill", "SparseFillEmptyRows", ("at", "values", "sizes", "other"), {"T": kind}),
@@ -70,7 +73,7 @@ def test_empty_rows_get_an_element(tmp_path: Path, rows: list[int]) -> None:
     path.write_bytes(b"".join(nodes))
     matches = [(r, 1 + i, float(i)) for i, r in enumerate(rows)]
     filled = sorted([*matches, *((r, 0, 7.0) for r in range(5) if r not in rows)], key=lambda e: e[0])
-    wanted = (
+    expected = (
         np.array([e[:2] for e in filled], np.int64),
         np.array([e[2] for e in filled], np.float32),
         np.array([r not in rows for r in range(5)]),
@@ -81,16 +84,16 @@ def test_empty_rows_get_an_element(tmp_path: Path, rows: list[int]) -> None:
     imported = import_tensorflow(path, outputs=names)
     compiled = ingot.compile(path, outputs=names, threads=1)(*inputs)
     for results in (interpret(imported.graph, inputs), compiled):
-        for got, want in zip(results, wanted, strict=True):
+        for got, want in zip(results, expected, strict=True):
             assert got.dtype == want.dtype
             np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("asked", [(-1, -1), (4, -1), (-1, 2), (2, 6)])
+@pytest.mark.parametrize("limits", [(-1, -1), (4, -1), (-1, 2), (2, 6)])
 @pytest.mark.parametrize("lengths", [(2, 0, 3), (1,), (0, 1), (4, 1, 1, 5, 2)])
-def test_ragged_rows_are_filled_up(tmp_path: Path, asked: tuple[int, int], lengths: tuple[int, ...]) -> None:
+def test_ragged_rows_are_filled_up(tmp_path: Path, limits: tuple[int, int], lengths: tuple[int, ...]) -> None:
     index, kind = field(6, 9), field(6, FLOAT)
-    line = np.array(asked, np.int64).tobytes()
+    line = np.array(limits, np.int64).tobytes()
     shape = field(8, field(1, 9) + field(2, field(2, field(1, 2))) + field(4, line))
     other = field(8, field(1, FLOAT) + field(2, b"") + field(4, np.float32(-1).tobytes()))
     nodes = [
@@ -105,7 +108,7 @@ def test_ragged_rows_are_filled_up(tmp_path: Path, asked: tuple[int, int], lengt
     path.write_bytes(b"".join(nodes))
     splits = np.cumsum([0, *lengths])
     values = np.arange(splits[-1], dtype=np.float32)
-    count, width = (a if a != -1 else d for a, d in zip(asked, (len(lengths), max(lengths)), strict=True))
+    count, width = (a if a != -1 else d for a, d in zip(limits, (len(lengths), max(lengths)), strict=True))
     expected = np.full((count, width), -1, np.float32)
     for i, (first, length) in enumerate(zip(splits, lengths, strict=False)):
         if i < count:

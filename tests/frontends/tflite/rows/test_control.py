@@ -45,15 +45,15 @@ def test_a_loop_runs_as_long_as_its_condition_holds():
     a, b, _ = (cond.input((), np.int32), cond.input((), np.int32), cond.input((2, 3)))
     cond.outputs = list(cond.op("LESS", [a, b], [cond.tensor((), np.bool_)]))
     a, b, v = (body.input((), np.int32), body.input((), np.int32), body.input((2, 3)))
-    (up,) = body.op("ADD", [a, body.const(np.array(1, np.int32))], [body.tensor((), np.int32)], "Add")
+    (incremented,) = body.op("ADD", [a, body.const(np.array(1, np.int32))], [body.tensor((), np.int32)], "Add")
     (grown,) = body.op("MUL", [v, body.const(np.array(1.5, np.float32))], [body.tensor((2, 3))], "Mul")
-    body.outputs = [up, b, grown]
+    body.outputs = [incremented, b, grown]
     results = [main.tensor((), np.int32), main.tensor((), np.int32), main.tensor((2, 3))]
     main.op("WHILE", [i, n, x], results, "While", cond_subgraph_index=1, body_subgraph_index=2)
     main.outputs = [results[0], results[2]]
     data = model.finish()
-    for turns in (0, 1, 5):
-        feeds = [np.array(turns, np.int32), feed((2, 3))]
+    for trip_count in (0, 1, 5):
+        feeds = [np.array(trip_count, np.int32), feed((2, 3))]
         for got, want in zip(interpreted(data, feeds), reference(data, feeds), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-6)
 
@@ -109,11 +109,11 @@ def test_a_variable_of_levels_keeps_its_levels(tmp_path: Path):
     x = main.input((1, 3), np.int8, q)
     (handle,) = main.op("VAR_HANDLE", [], [main.tensor((), "RESOURCE")], "VarHandle", shared_name="queue")
     (old,) = main.op("READ_VARIABLE", [handle], [main.tensor((2, 3), np.int8, q)])
-    (all_,) = main.op("CONCATENATION", [old, x], [main.tensor((3, 3), np.int8, q)], "Concatenation", axis=0)
+    (concatenated,) = main.op("CONCATENATION", [old, x], [main.tensor((3, 3), np.int8, q)], "Concatenation", axis=0)
     places = [main.const(np.array(v, np.int32)) for v in ([1, 0], [3, 3], [1, 1])]
-    (new,) = main.op("STRIDED_SLICE", [all_, *places], [main.tensor((2, 3), np.int8, q)], "StridedSlice")
+    (new,) = main.op("STRIDED_SLICE", [concatenated, *places], [main.tensor((2, 3), np.int8, q)], "StridedSlice")
     main.op("ASSIGN_VARIABLE", [handle, new], [])
-    main.outputs = [all_]
+    main.outputs = [concatenated]
     for want, got in calls(model.finish(), [feed((1, 3), np.int8, seed=n) for n in range(4)], tmp_path):
         np.testing.assert_array_equal(got, want)
 
@@ -177,15 +177,15 @@ def growing(places: bool) -> bytes:
     a, b, _ = (cond.input((), np.int32), cond.input((), np.int32), cond.input((-1,), kind))
     cond.outputs = list(cond.op("LESS", [a, b], [cond.tensor((), np.bool_)]))
     a, b, v = (body.input((), np.int32), body.input((), np.int32), body.input((-1,), kind))
-    (up,) = body.op("ADD", [a, body.const(np.array(1, np.int32))], [body.tensor((), np.int32)], "Add")
+    (incremented,) = body.op("ADD", [a, body.const(np.array(1, np.int32))], [body.tensor((), np.int32)], "Add")
     if places:
         (at,) = body.op("WHERE", [v], [body.tensor((-1, 1), np.int64)])
-        (more,) = body.op("RESHAPE", [at, body.const(np.array([-1], np.int32))], [body.tensor((-1,), kind)], "Reshape")
+        (row,) = body.op("RESHAPE", [at, body.const(np.array([-1], np.int32))], [body.tensor((-1,), kind)], "Reshape")
     else:
         (twice,) = body.op("ADD", [a, a], [body.tensor((), np.int32)], "Add")
         (pair,) = body.op("PACK", [a, twice], [body.tensor((2,), np.int32)], "Pack", values_count=2)
-        (more,) = body.op("CONCATENATION", [v, pair], [body.tensor((-1,), kind)], "Concatenation")
-    body.outputs = [up, b, more]
+        (row,) = body.op("CONCATENATION", [v, pair], [body.tensor((-1,), kind)], "Concatenation")
+    body.outputs = [incremented, b, row]
     results = [main.tensor((), np.int32), main.tensor((), np.int32), main.tensor((-1,), kind)]
     main.op("WHILE", [i, n, x], results, "While", cond_subgraph_index=1, body_subgraph_index=2)
     main.outputs = [results[2]]
@@ -196,5 +196,5 @@ def growing(places: bool) -> bytes:
 def test_what_a_loop_carries_changes_its_size(places: bool, tmp_path: Path):
     data = growing(places)
     m = compiled(data, tmp_path)
-    for turns in (0, 1, 2, 3):  # LiteRT hands out no empty tensor
-        agree(data, m, [np.array(turns, np.int32), np.array([7, 5, 3], np.int64 if places else np.int32)])
+    for trip_count in (0, 1, 2, 3):  # LiteRT hands out no empty tensor
+        agree(data, m, [np.array(trip_count, np.int32), np.array([7, 5, 3], np.int64 if places else np.int32)])

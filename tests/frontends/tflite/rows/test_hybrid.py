@@ -17,18 +17,18 @@ def w8(*shape: int) -> np.ndarray:
     return np.maximum(feed(shape, np.int8, 3), -127)
 
 
-def each(n: int, axis: int) -> tuple[Any, ...]:
+def per_channel(n: int, axis: int) -> tuple[Any, ...]:
     return (np.random.default_rng(n).uniform(0.002, 0.03, n).tolist(), [0] * n, axis)
 
 
 CASES: list[tuple[Any, ...]] = [
     *(
         ("FULLY_CONNECTED", [((6, 30),), (w8(20, 30), q), feed((20,))], "FullyConnected", {"asymmetric": a})
-        for q in (W, each(20, 0))
+        for q in (W, per_channel(20, 0))
         for a in (False, True)
     ),
     ("FULLY_CONNECTED", [((6, 30),), (w8(20, 30), W), None], "FullyConnected", {"activation": 1}),
-    ("CONV_2D", [((2, 7, 6, 4),), (w8(5, 3, 2, 4), each(5, 0)), feed((5,))], "Conv2D", S2),
+    ("CONV_2D", [((2, 7, 6, 4),), (w8(5, 3, 2, 4), per_channel(5, 0)), feed((5,))], "Conv2D", S2),
     ("CONV_2D", [((2, 7, 6, 4),), (w8(5, 3, 2, 4), W), feed((5,))], "Conv2D", S2),
     *(
         (
@@ -37,11 +37,11 @@ CASES: list[tuple[Any, ...]] = [
             "TransposeConv",
             S2,
         )
-        for q in (W, each(5, 0))
+        for q in (W, per_channel(5, 0))
     ),
     (
         "DEPTHWISE_CONV_2D",
-        [((2, 7, 6, 4),), (w8(1, 3, 2, 4), each(4, 3)), feed((4,))],
+        [((2, 7, 6, 4),), (w8(1, 3, 2, 4), per_channel(4, 3)), feed((4,))],
         "DepthwiseConv2D",
         S2 | {"depth_multiplier": 1},
     ),

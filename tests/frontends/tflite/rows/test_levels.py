@@ -31,7 +31,7 @@ def bias(n: int, dtype: Any = np.int32) -> np.ndarray:
     return np.random.default_rng(n).integers(-3000, 3000, n).astype(dtype)
 
 
-def each(n: int, axis: int) -> tuple[Any, ...]:
+def per_channel(n: int, axis: int) -> tuple[Any, ...]:
     """A scale for each of n channels."""
     return (np.random.default_rng(n).uniform(0.002, 0.03, n).tolist(), [0] * n, axis)
 
@@ -84,7 +84,7 @@ CASES: list[tuple[Any, ...]] = [
         for s in (S1, S2)
     ),
     *(
-        ("CONV_2D", [X, (w8(5, 3, 2, 4), each(5, 0)), bias(5)], (I8, OUT), "Conv2D", p | s | {"activation": a})
+        ("CONV_2D", [X, (w8(5, 3, 2, 4), per_channel(5, 0)), bias(5)], (I8, OUT), "Conv2D", p | s | {"activation": a})
         for p, s, a in ((SAME, S1, 0), (SAME, S2, 1), (VALID, S1, 3))
     ),
     ("CONV_2D", [X, (w8(5, 1, 1, 4), (0.01, 0)), bias(5)], (I8, OUT), "Conv2D", SAME | S1),
@@ -97,7 +97,7 @@ CASES: list[tuple[Any, ...]] = [
     ),
     (
         "CONV_2D",
-        [((2, 7, 6, 4), I16, (0.001, 0)), (w8(5, 3, 2, 4), each(5, 0)), bias(5, np.int64)],
+        [((2, 7, 6, 4), I16, (0.001, 0)), (w8(5, 3, 2, 4), per_channel(5, 0)), bias(5, np.int64)],
         (I16, (0.003, 0)),
         "Conv2D",
         SAME | S1,
@@ -105,7 +105,7 @@ CASES: list[tuple[Any, ...]] = [
     *(
         (
             "DEPTHWISE_CONV_2D",
-            [X, (w8(1, 3, 3, 4 * m), each(4 * m, 3)), bias(4 * m)],
+            [X, (w8(1, 3, 3, 4 * m), per_channel(4 * m, 3)), bias(4 * m)],
             (I8, OUT),
             "DepthwiseConv2D",
             p | s | {"depth_multiplier": m, "activation": 1},
@@ -114,7 +114,7 @@ CASES: list[tuple[Any, ...]] = [
     ),
     (
         "TRANSPOSE_CONV",
-        [i32(1, 8, 10, 3), (w8(3, 3, 2, 4), each(3, 0)), ((1, 4, 5, 4), I8, Q), bias(3)],
+        [i32(1, 8, 10, 3), (w8(3, 3, 2, 4), per_channel(3, 0)), ((1, 4, 5, 4), I8, Q), bias(3)],
         (I8, OUT),
         "TransposeConv",
         SAME | S2,
@@ -122,7 +122,7 @@ CASES: list[tuple[Any, ...]] = [
     ("FULLY_CONNECTED", [((9, 30), I8, Q), (w8(40, 30), (0.01, 0)), bias(40)], (I8, OUT), "FullyConnected", {}),
     (
         "FULLY_CONNECTED",
-        [((9, 30), I8, Q), (w8(40, 30), each(40, 0)), bias(40)],
+        [((9, 30), I8, Q), (w8(40, 30), per_channel(40, 0)), bias(40)],
         (I8, OUT),
         "FullyConnected",
         {"activation": 1},
@@ -143,7 +143,7 @@ CASES: list[tuple[Any, ...]] = [
     ),
     (
         "FULLY_CONNECTED",
-        [((9, 30), I16, (0.001, 0)), (w8(40, 30), each(40, 0)), bias(40, np.int64)],
+        [((9, 30), I16, (0.001, 0)), (w8(40, 30), per_channel(40, 0)), bias(40, np.int64)],
         (I16, (0.003, 0)),
         "FullyConnected",
         {},
@@ -200,8 +200,8 @@ CASES: list[tuple[Any, ...]] = [
     ("RESIZE_BILINEAR", [((1, 4, 5, 2), I16, (0.001, 0)), i32(7, 9)], (I16, (0.001, 0)), "ResizeBilinear", {}),
     ("PRELU", [((1, 4, 5, 6), I16, (0.001, 0)), (w8(1, 1, 6), (0.01, 0))], (I16, (0.002, 0)), "", {}),
     *(
-        (name, [((2, 7, 6, 4), I16, (0.001, 0)), *more], (I16, o), options, values)
-        for name, more, o, options, values in (
+        (name, [((2, 7, 6, 4), I16, (0.001, 0)), *other_inputs], (I16, o), options, values)
+        for name, other_inputs, o, options, values in (
             ("MEAN", [i32(1, 2)], (0.0007, 0), "Reducer", {"keep_dims": True}),
             ("AVERAGE_POOL_2D", [], (0.001, 0), "Pool2D", SAME | S2 | {"filter_width": 3, "filter_height": 2}),
             ("MAX_POOL_2D", [], (0.001, 0), "Pool2D", SAME | S2 | {"filter_width": 3, "filter_height": 2}),
@@ -210,7 +210,7 @@ CASES: list[tuple[Any, ...]] = [
     ),
     (
         "TRANSPOSE_CONV",
-        [i32(1, 8, 10, 3), (w8(3, 3, 2, 4), each(3, 0)), ((1, 4, 5, 4), I16, (0.001, 0)), bias(3, np.int64)],
+        [i32(1, 8, 10, 3), (w8(3, 3, 2, 4), per_channel(3, 0)), ((1, 4, 5, 4), I16, (0.001, 0)), bias(3, np.int64)],
         (I16, (0.003, 0)),
         "TransposeConv",
         SAME | S2,
@@ -251,26 +251,28 @@ def test_sums_of_levels_that_are_not_negative():
     np.testing.assert_array_equal(interpreted(model, [x])[0], reference(model, [x])[0])
 
 
-@pytest.mark.parametrize(("by", "out"), [((0.2, 7), (0.09, 60)), ((0.2, 7), (2.0, 60)), ((0.2, 255), (0.01, 128))])
-def test_quotients_of_levels(by: tuple[float, int], out: tuple[float, int]):
+@pytest.mark.parametrize(
+    ("by", "result_type"), [((0.2, 7), (0.09, 60)), ((0.2, 7), (2.0, 60)), ((0.2, 255), (0.01, 128))]
+)
+def test_quotients_of_levels(by: tuple[float, int], result_type: tuple[float, int]):
     # the kernel shifts by more than a word has bits where a quotient is less than half a level
     b, a = np.mgrid[:256, :256].astype(U8)
     b[b == by[1]] ^= 1
     shape, inputs = (256, 256), (0.03, 100)
-    model = one_op("DIV", [(shape, U8, inputs), (shape, U8, by)], [(shape, U8, out)], "Div", activation=1)
-    exact = (a.astype(int) - inputs[1]) * inputs[0] / ((b.astype(int) - by[1]) * by[0]) / out[0]
+    model = one_op("DIV", [(shape, U8, inputs), (shape, U8, by)], [(shape, U8, result_type)], "Div", activation=1)
+    exact = (a.astype(int) - inputs[1]) * inputs[0] / ((b.astype(int) - by[1]) * by[0]) / result_type[0]
     (want,), (got,) = reference(model, [a, b]), interpreted(model, [a, b])
     clear = np.abs(exact) >= 0.5
     np.testing.assert_array_equal(got[clear], want[clear])
-    assert (got[~clear] == out[1]).all()
+    assert (got[~clear] == result_type[1]).all()
 
 
 @pytest.mark.parametrize("name", ["RSQRT", "SQRT"])
-@pytest.mark.parametrize("given", [(I16, (0.001, 0)), (I8, Q)])
-def test_roots_of_levels(name: str, given: tuple[Any, Any]):
+@pytest.mark.parametrize("operand", [(I16, (0.001, 0)), (I8, Q)])
+def test_roots_of_levels(name: str, operand: tuple[Any, Any]):
     # what is below zero the kernels refuse
-    model, (x,) = _case((name, [((4, 500), *given)], (given[0], (0.05, given[1][1])), "", {}))
-    x = np.maximum(x, given[1][1])
+    model, (x,) = _case((name, [((4, 500), *operand)], (operand[0], (0.05, operand[1][1])), "", {}))
+    x = np.maximum(x, operand[1][1])
     np.testing.assert_array_equal(interpreted(model, [x])[0], reference(model, [x])[0])
 
 

@@ -14,10 +14,12 @@ from ingot.support.errors import UnsupportedOpError
 from tests.frontends.tflite.builder import Model, feed, interpreted, one_op, reference
 
 
-def _custom(name: str, inputs: list[tuple[int, ...]], out: tuple[int, ...], raw: bytes, version: int = 2) -> bytes:
+def _custom(
+    name: str, inputs: list[tuple[int, ...]], output_shape: tuple[int, ...], raw: bytes, version: int = 2
+) -> bytes:
     model = Model()
     g = model.subgraph()
-    g.outputs = list(g.op("CUSTOM", [g.input(s) for s in inputs], [g.tensor(out)], custom=name, raw=raw))
+    g.outputs = list(g.op("CUSTOM", [g.input(s) for s in inputs], [g.tensor(output_shape)], custom=name, raw=raw))
     model.versions[name] = version
     return model.finish()
 
@@ -62,15 +64,15 @@ def test_a_crop_around_landmarks():
     (got,) = interpreted(data, [points])
 
     xy = points[0, :, :2].astype(np.float64)
-    across = xy[300] - xy[2]
-    r = 0.3 - np.arctan2(across[1], across[0])
-    turn = np.array([[np.cos(r), -np.sin(r)], [np.sin(r), np.cos(r)]])
-    box = xy[CHOSEN] @ turn.T
+    offset = xy[300] - xy[2]
+    r = 0.3 - np.arctan2(offset[1], offset[0])
+    rotation = np.array([[np.cos(r), -np.sin(r)], [np.sin(r), np.cos(r)]])
+    box = xy[CHOSEN] @ rotation.T
     low, high = box.min(0), box.max(0)
     want = np.eye(4)
     scale = np.diag((high - low) * [1.5 / 12, 1.25 / 16])
-    want[:2, :2] = turn.T @ scale
-    want[:2, 3] = turn.T @ ((low + high) / 2) - want[:2, :2] @ [6, 8]
+    want[:2, :2] = rotation.T @ scale
+    want[:2, 3] = rotation.T @ ((low + high) / 2) - want[:2, :2] @ [6, 8]
     np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-4)
 
 
@@ -85,14 +87,14 @@ def test_an_image_at_the_places_of_a_crop(version: int):
     data = _custom("TransformTensorBilinear", [image.shape, (1, 4, 4)], (1, 8, 10, 3), raw, version)
     (got,) = interpreted(data, [image, MATRIX])
     half = 0.5 if version == 2 else 0
-    want, around = np.zeros((8, 10, 3)), np.pad(image[0].astype(np.float64), ((0, 1), (0, 1), (0, 0)))
+    want, padded = np.zeros((8, 10, 3)), np.pad(image[0].astype(np.float64), ((0, 1), (0, 1), (0, 0)))
     for i in range(8):
         for j in range(10):
             x, y = (MATRIX[0, :2].astype(np.float64) @ [j + half, i + half, 0, 1]) - half
             if 0 <= x <= 8 and 0 <= y <= 6:
                 a, b = int(x), int(y)
                 with np.errstate(invalid="ignore"):
-                    rows = [(1 - (x - a)) * around[b + d, a] + (x - a) * around[b + d, a + 1] for d in (0, 1)]
+                    rows = [(1 - (x - a)) * padded[b + d, a] + (x - a) * padded[b + d, a + 1] for d in (0, 1)]
                     want[i, j] = (1 - (y - b)) * rows[0] + (y - b) * rows[1]
     assert np.abs(want[np.isfinite(want)]).max() > 1 and not np.isfinite(want).all()
     np.testing.assert_allclose(got[0], want, rtol=1e-5, atol=1e-5)
@@ -115,7 +117,7 @@ def test_landmarks_are_taken_back(numbers: int):
 
 
 @pytest.mark.parametrize(
-    ("raw", "said"),
+    ("raw", "message"),
     [
         (b"", "no map"),
         (_packed({}, subset_idxs=CHOSEN), "no left_rotation_idx"),
@@ -124,6 +126,6 @@ def test_landmarks_are_taken_back(numbers: int):
         (_packed(CROP | {"output_width": 0}, subset_idxs=CHOSEN), "a crop of"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(raw: bytes, said: str):
-    with pytest.raises(UnsupportedOpError, match=said):
+def test_options_that_do_not_fit_are_refused(raw: bytes, message: str):
+    with pytest.raises(UnsupportedOpError, match=message):
         import_tflite(_custom("Landmarks2TransformMatrix", [(1, 468, 3)], (1, 4, 4), raw))

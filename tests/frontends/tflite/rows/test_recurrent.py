@@ -34,14 +34,14 @@ def _recurrent(
             places[i] = g.const(*v)
         else:
             places[i] = g.tensor(*_tensor(v), is_variable=True, name=f"state{i}")
-    held = [g.tensor((0,), np.int16, q) for q in inner]
+    states = [g.tensor((0,), np.int16, q) for q in inner]
     results = [g.tensor(*_tensor(o)) for o in outs]
-    g.outputs = list(g.op(op, places, results, TABLES.get(op, op), inner=held, **values))
+    g.outputs = list(g.op(op, places, results, TABLES.get(op, op), inner=states, **values))
     return model.finish()
 
 
-def _tensor(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (given,) if isinstance(given[0], int) else given
+def _tensor(operand: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (operand,) if isinstance(operand[0], int) else operand
 
 
 @pytest.mark.parametrize("time_major", [False, True])
@@ -89,11 +89,11 @@ W, UNITS, SIZE, PROJECTED = (0.01, 0), 6, 5, 4
 
 def _lstm(kinds: str, weights: Any, other: Any, first: int = 1) -> dict[int, Any]:
     """Operands of a direction. weights, other: of sizes and a seed, a matrix and a vector's parts."""
-    out = PROJECTED if "projected" in kinds else UNITS
+    output_size = PROJECTED if "projected" in kinds else UNITS
     operands: dict[int, Any] = {}
     for n in range(4):
         operands[n] = weights((UNITS, SIZE), n)
-        operands[4 + n] = weights((UNITS, out), 10 + n)
+        operands[4 + n] = weights((UNITS, output_size), 10 + n)
         operands[11 + n] = other("bias", (UNITS,), 20 + n)
         if n < 3 and "peephole" in kinds:
             operands[8 + n] = other("peephole", (UNITS,), 30 + n)
@@ -118,7 +118,7 @@ CLIPS = {"cell_clip": 0.5, "proj_clip": 0.2}
 
 
 @pytest.mark.parametrize(
-    ("kinds", "more"),
+    ("kinds", "options"),
     [
         ("norm", {}),
         ("projected", {}),
@@ -129,17 +129,17 @@ CLIPS = {"cell_clip": 0.5, "proj_clip": 0.2}
         ("8 bits projected peephole", {"asymmetric": True}),
     ],
 )
-def test_an_lstm_with_more(kinds: str, more: dict[str, Any]):
+def test_an_lstm_with_more(kinds: str, options: dict[str, Any]):
     def weights(sizes: tuple[int, ...], seed: int) -> Any:
         return _eighths(sizes, seed) if "8 bits" in kinds else _floats("", sizes, seed)
 
     def other(kind: str, sizes: tuple[int, ...], seed: int) -> Any:
         return _eighths(sizes, seed) if kind == "peephole" and "8 bits" in kinds else _floats("", sizes, seed)
 
-    out = PROJECTED if "projected" in kinds else UNITS
-    operands = _lstm(kinds, weights, other) | {18: (2, out), 19: (2, UNITS)}
+    output_size = PROJECTED if "projected" in kinds else UNITS
+    operands = _lstm(kinds, weights, other) | {18: (2, output_size), 19: (2, UNITS)}
     data = _recurrent(
-        "UNIDIRECTIONAL_SEQUENCE_LSTM", (2, 3, SIZE), operands, 24, (2, 3, out), activation=4, **more
+        "UNIDIRECTIONAL_SEQUENCE_LSTM", (2, 3, SIZE), operands, 24, (2, 3, output_size), activation=4, **options
     )  # fmt: skip
     for want, got in interpreted_calls(data, [feed((2, 3, SIZE), seed=60 + n) for n in range(3)]):
         np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-5)
@@ -150,7 +150,7 @@ STATE, CELL, HIDDEN = (0.006, -3), (2**-12, 0), (0.005, 7)
 
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize(
-    ("kinds", "more"),
+    ("kinds", "options"),
     [
         ("", {}),
         ("coupled peephole", {"cell_clip": 1.5}),
@@ -159,26 +159,29 @@ STATE, CELL, HIDDEN = (0.006, -3), (2**-12, 0), (0.005, 7)
         ("norm projected coupled", {}),
     ],
 )
-def test_an_lstm_of_levels_is_that_of_the_reference_kernel(kinds: str, more: dict[str, Any], steps: int):
-    data, x = _lstm_of_levels(kinds, steps, more)
+def test_an_lstm_of_levels_is_that_of_the_reference_kernel(kinds: str, options: dict[str, Any], steps: int):
+    data, x = _lstm_of_levels(kinds, steps, options)
     for want, got in interpreted_calls(data, x):
         np.testing.assert_array_equal(got[0], want[0])
         assert len(np.unique(want[0])) > 3
 
 
-def _lstm_of_levels(kinds: str, steps: int, more: dict[str, Any]) -> tuple[bytes, list[np.ndarray]]:
+def _lstm_of_levels(kinds: str, steps: int, options: dict[str, Any]) -> tuple[bytes, list[np.ndarray]]:
     def other(kind: str, sizes: tuple[int, ...], seed: int) -> Any:
         if kind in ("peephole", "norm"):
             return feed(sizes, np.int16, seed), (2**-15, 0)
         return np.random.default_rng(seed).integers(-3000, 3000, sizes, dtype=np.int32)
 
     projected = "projected" in kinds
-    out = PROJECTED if projected else UNITS
+    output_size = PROJECTED if projected else UNITS
     state = STATE if projected else HIDDEN
-    operands = _lstm(kinds, _eighths, other) | {18: ((2, out), np.int8, state), 19: ((2, UNITS), np.int16, CELL)}
+    operands = _lstm(kinds, _eighths, other) | {
+        18: ((2, output_size), np.int8, state),
+        19: ((2, UNITS), np.int16, CELL),
+    }
     data = _recurrent(
         "UNIDIRECTIONAL_SEQUENCE_LSTM", ((2, steps, SIZE), np.int8, (0.02, 5)), operands, 24,
-        ((2, steps, out), np.int8, state), inner=((2**-12, 0),) * 4 + (HIDDEN,), activation=4, **more,
+        ((2, steps, output_size), np.int8, state), inner=((2**-12, 0),) * 4 + (HIDDEN,), activation=4, **options,
     )  # fmt: skip
     return data, [feed((2, steps, SIZE), np.int8, seed=70 + n) for n in range(4)]
 
@@ -195,24 +198,24 @@ def test_layers_of_two_directions(merged: bool):
     operands |= _lstm("peephole", lambda s, n: _floats("", s, n + 5), _floats, 18)
     operands |= {35 + n: (batch, UNITS) for n in range(4)}
     outs = [(batch, 3, 2 * UNITS)] if merged else [(batch, 3, UNITS)] * 2
-    more: dict[str, Any] = {"activation": 4, "merge_outputs": merged, "time_major": False}
-    lstm = _recurrent("BIDIRECTIONAL_SEQUENCE_LSTM", (batch, 3, SIZE), operands, 48, *outs, **more)
+    options: dict[str, Any] = {"activation": 4, "merge_outputs": merged, "time_major": False}
+    lstm = _recurrent("BIDIRECTIONAL_SEQUENCE_LSTM", (batch, 3, SIZE), operands, 48, *outs, **options)
     rnn_operands: dict[int, Any] = {}
     for first in (1, 5):
         rnn_operands |= {first: _floats("", (UNITS, SIZE), first), first + 1: _floats("", (UNITS, UNITS), first + 1)}
         rnn_operands |= {first + 2: _floats("", (UNITS,), first + 2), first + 3: (batch, UNITS)}
-    rnn = _recurrent("BIDIRECTIONAL_SEQUENCE_RNN", (batch, 3, SIZE), rnn_operands, 12, *outs, **more)
+    rnn = _recurrent("BIDIRECTIONAL_SEQUENCE_RNN", (batch, 3, SIZE), rnn_operands, 12, *outs, **options)
     for data in (lstm, rnn):
-        for wants, gots in interpreted_calls(data, [feed((batch, 3, SIZE), seed=n) for n in range(3)]):
-            for want, got in zip(wants, gots, strict=True):
+        for expected, gots in interpreted_calls(data, [feed((batch, 3, SIZE), seed=n) for n in range(3)]):
+            for want, got in zip(expected, gots, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])
 def test_other_layers_with_weights_of_8_bits(asymmetric: bool):
     operands = {1: _eighths((UNITS, SIZE), 1), 2: _eighths((UNITS, UNITS), 2), 3: feed((UNITS,)), 4: (2, UNITS)}
-    more: dict[str, Any] = {"activation": 4, "asymmetric": asymmetric}
-    rnn = _recurrent("UNIDIRECTIONAL_SEQUENCE_RNN", (2, 3, SIZE), operands, 5, (2, 3, UNITS), **more)
+    options: dict[str, Any] = {"activation": 4, "asymmetric": asymmetric}
+    rnn = _recurrent("UNIDIRECTIONAL_SEQUENCE_RNN", (2, 3, SIZE), operands, 5, (2, 3, UNITS), **options)
     operands = {1: _eighths((UNITS, SIZE), 1), 2: _eighths((UNITS, 4), 2), 3: feed((3,)), 4: (2, UNITS * 4)}
     svdf = _recurrent("SVDF", (2, SIZE), operands, 5, (2, 3), rank=2, asymmetric=asymmetric)
     for data, shape in ((rnn, (2, 3, SIZE)), (svdf, (2, SIZE))):
@@ -224,7 +227,7 @@ def test_an_svdf_of_levels():
     weights, time = _eighths((UNITS, SIZE), 1), (feed((UNITS, 4), np.int16, 2), (2**-14, 0))
     state, bias = ((2, UNITS * 4), np.int16, (0.001, 0)), np.arange(-3000, 3001, 3000, dtype=np.int32)
     operands = {1: weights, 2: time, 3: bias, 4: state}
-    more: dict[str, Any] = {"rank": 2, "activation": 1}
-    data = _recurrent("SVDF", ((2, SIZE), np.int8, (0.02, 5)), operands, 5, ((2, 3), np.int8, (0.1, -128)), **more)
+    options: dict[str, Any] = {"rank": 2, "activation": 1}
+    data = _recurrent("SVDF", ((2, SIZE), np.int8, (0.02, 5)), operands, 5, ((2, 3), np.int8, (0.1, -128)), **options)
     for want, got in interpreted_calls(data, [feed((2, SIZE), np.int8, seed=n) for n in range(6)]):
         np.testing.assert_array_equal(got[0], want[0])

@@ -14,6 +14,7 @@ from ingot.frontends.torch import export_module, import_exported
 from ingot.support.errors import UnsupportedOpError
 from tests.frontends.torch.agree import agree, close, run
 
+AT = torch.tensor([1, 3, 0])
 CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "arithmetic": lambda z, x: (z + z, z - 1, 2 - z, z * z, z * x, x * z, z * 2j, z / x, z / z, 1 / z, -z, x + 1j),
     "promotion": lambda z, x: (z * x.int(), z + x.double(), z * True, z.to(torch.complex128), x.to(torch.complex64)),
@@ -36,6 +37,32 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "folded": lambda z, x: (z.prod(), z.prod(1), z.cumprod(0), z.norm(), torch.linalg.vector_norm(z, dim=1), z.var(1)),
     "in one": lambda z, x: (torch.addcmul(z, z, z, value=2), torch.addcdiv(z, z, z + 4), torch.lerp(z, 2 * z, 0.3)),
     "moved": lambda z, x: (z.mT, z[:, 1:], z.view(-1), torch.cat([z, x], 0), z.flip(1), z[torch.tensor([1, 0])]),
+    "moved into others": lambda z, x: (
+        torch.diagonal_scatter(z, x[0, :3] * z[0, :3]),
+        z.masked_scatter(x > 0, z + 1),
+        z.index_fill(1, AT, 2 - 1j),
+        z.scatter(0, torch.zeros(1, 4, dtype=torch.int64), 3j),
+        torch.take(z, AT),
+        z.diagonal(),
+    ),
+    "copies of views": lambda z, x: (
+        torch.select_copy(z, 0, 1),
+        torch.slice_copy(z, 1, 1),
+        torch.transpose_copy(z, 0, 1),
+        torch.unbind_copy(z),
+        torch.permute_copy(z, (1, 0)),
+        torch.split_copy(z, 2),
+        torch.unsqueeze_copy(z, 0),
+        torch.expand_copy(z, (2, 3, 4)),
+        torch.narrow_copy(z, 1, 1, 2),
+        torch.atleast_3d(z),
+        z.fliplr(),
+        z.moveaxis(0, 1),
+        z.tensor_split(2, 1),
+        torch.meshgrid(z[0], z[1], indexing="ij"),
+        torch.concatenate([z, x]),
+        z.hsplit(2),
+    ),
     "reduced": lambda z, x: (z.sum(), z.mean(1), z.cumsum(0)),
     "chosen": lambda z, x: (torch.where(x > 0, z, 0), z.masked_fill(x > 0, 1), torch.where(x > 0, z, x)),
     "products": lambda z, x: (z @ z.mT, torch.einsum("ij,kj->ik", z, z), torch.mv(z, z[0])),
@@ -146,8 +173,8 @@ def test_length_of_the_batch_is_dynamic() -> None:
 class Spectra(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         mixed = torch.fft.fft2(x, norm="ortho")
-        back = torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1])
-        return mixed.real, mixed.imag, torch.fft.ifft(mixed).imag, back, torch.view_as_real(torch.fft.rfft(x, dim=1))
+        inverse = torch.fft.irfft(torch.fft.rfft(x) * 2, n=x.shape[-1])
+        return mixed.real, mixed.imag, torch.fft.ifft(mixed).imag, inverse, torch.view_as_real(torch.fft.rfft(x, dim=1))
 
 
 def test_length_is_dynamic() -> None:

@@ -247,10 +247,10 @@ def test_promotion(left: torch.dtype) -> None:
     a = torch.tensor([0, 1, 3]).to(left)
 
     def mixed(a: Tensor, *others: Tensor) -> list[Tensor]:
-        out = []
+        results = []
         for b in others:
-            out += [a + b, a * b[0], torch.where(a > 1, a, b), a == b, torch.maximum(a, b), torch.cat([a, b])]
-        return [*out, a + 1, a * 1.5, a / 2, a * True, 2 - a.to(torch.int32), a.square()]
+            results += [a + b, a * b[0], torch.where(a > 1, a, b), a == b, torch.maximum(a, b), torch.cat([a, b])]
+        return [*results, a + 1, a * 1.5, a / 2, a * True, 2 - a.to(torch.int32), a.square()]
 
     agree(mixed, a, *(torch.tensor([1, 0, 2]).to(d) for d in DTYPES), tolerance=1e-2)
 
@@ -259,13 +259,13 @@ def test_casts() -> None:
     x = torch.tensor([0.0, 1.7, -1.7, 100.9])
     agree(lambda x: [x.to(d) for d in (torch.int64, torch.int8, torch.bool, torch.float16, torch.bfloat16)], x)
     agree(lambda x: (x.int() + x.type_as(x.double()), x.view(torch.int32)), x)
-    beyond = torch.tensor([-1.0, -1.7, 255.9, 256.0, 300.0, -129.0, -40000.0, 70000.0])
-    agree(lambda x: (x.to(torch.uint32), x.double().to(torch.uint32)), beyond)
-    agree(lambda x: torch.zeros(8, dtype=torch.uint8).copy_(x), beyond)
+    out_of_range = torch.tensor([-1.0, -1.7, 255.9, 256.0, 300.0, -129.0, -40000.0, 70000.0])
+    agree(lambda x: (x.to(torch.uint32), x.double().to(torch.uint32)), out_of_range)
+    agree(lambda x: torch.zeros(8, dtype=torch.uint8).copy_(x), out_of_range)
     far = torch.tensor([math.nan, math.inf, -math.inf, 3e9, -3e9, 2.0**31, -(2.0**31), 2.0**63, 1e19, -1e19, 1e20])
     to = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32, torch.int64, torch.uint64)
     for source in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-        agree(lambda x: [x.to(d) for d in to], torch.cat([beyond, far]).to(source))
+        agree(lambda x: [x.to(d) for d in to], torch.cat([out_of_range, far]).to(source))
     odd = torch.tensor([2.0**31 + 5, 2.0**40 + 255.5, -(2.0**33) - 3, 2.0**70], dtype=torch.float64)
     agree(lambda x: [x.to(d) for d in to], odd)
 

@@ -26,11 +26,11 @@ def test_xlogy_has_a_slope_at_zero() -> None:
             return torch.xlogy(x, y).sum()
 
     x, y = torch.tensor([0.0, 0, -0.0, 2, 0]), torch.tensor([0.5, 2, 3, 3, 0])
-    wanted = [t.clone().requires_grad_() for t in (x, y)]
-    Entropy()(*wanted).backward()
-    assert wanted[1].grad is not None
-    wanted[1].grad[4] = 0  # eager divides 0 by 0 there
-    for got, want in zip(slopes(Entropy(), x, y), wanted, strict=True):
+    expected = [t.clone().requires_grad_() for t in (x, y)]
+    Entropy()(*expected).backward()
+    assert expected[1].grad is not None
+    expected[1].grad[4] = 0  # eager divides 0 by 0 there
+    for got, want in zip(slopes(Entropy(), x, y), expected, strict=True):
         torch.testing.assert_close(got, want.grad)
 
 
@@ -52,5 +52,5 @@ def test_rows_learn_less_as_they_come_more_often(bags: bool) -> None:
 
     places, table = torch.tensor([[1, 1, 5], [1, 0, 5]]), torch.randn(6, 3)
     times = places.flatten().bincount(minlength=6).clamp(min=1)
-    whole, shared = (slopes(Rows(scaled), table, places)[0] for scaled in (False, True))
-    torch.testing.assert_close(shared, whole / times[:, None])
+    unscaled, rescaled = (slopes(Rows(scaled), table, places)[0] for scaled in (False, True))
+    torch.testing.assert_close(rescaled, unscaled / times[:, None])

@@ -18,8 +18,8 @@ from ingot.ir.interp import interpret
 from tests.frontends.torch.agree import compile_whole
 
 N = (80, 250)
-_made = torch.Generator().manual_seed(0)
-X, P = torch.randn(N, generator=_made), torch.rand(N, generator=_made)
+_generator = torch.Generator().manual_seed(0)
+X, P = torch.randn(N, generator=_generator), torch.rand(N, generator=_generator)
 
 
 class Calls(nn.Module):
@@ -129,8 +129,8 @@ def test_distributions_of_any_parameters() -> None:
         placed = torch.special.gammainc(args[0][row], torch.from_numpy(gamma[row])).sort()[0]
         assert (placed - (torch.arange(count) + 0.5) / count).abs().max() < 1.95 / math.sqrt(count)
         for got, log_chances in ((poisson[row], rates), (binomial[row], successes)):
-            seen = torch.bincount(torch.from_numpy(got).long(), minlength=len(k)).double().cumsum(0) / count
-            assert (seen - log_chances.exp().cumsum(0)).abs().max() < 1.95 / math.sqrt(count)
+            frequencies = torch.bincount(torch.from_numpy(got).long(), minlength=len(k)).double().cumsum(0) / count
+            assert (frequencies - log_chances.exp().cumsum(0)).abs().max() < 1.95 / math.sqrt(count)
     ends = tuple(torch.tensor([0.0, math.inf, math.nan, -1]).double() for _ in range(3))
     graph = import_exported(export_module(Parameters().eval(), ends)).graph
     for got, infinite in zip(interpret(graph, [v.numpy() for v in ends]), (math.inf, math.inf, math.nan), strict=True):
@@ -148,8 +148,8 @@ def test_a_model_in_training_mode_draws_anew_in_each_call_and_again_by_its_seed(
     start = m.state()
     a, b = m(X), m(X)
     assert (a != b).any() and abs((a == 0).double().mean() - 0.4) < 0.03
-    kept = F.batch_norm(net[0](X), None, None, training=True) * (a != 0) / 0.6
-    torch.testing.assert_close(a, kept.detach(), rtol=1e-4, atol=1e-4)
+    expected = F.batch_norm(net[0](X), None, None, training=True) * (a != 0) / 0.6
+    torch.testing.assert_close(a, expected.detach(), rtol=1e-4, atol=1e-4)
     assert m.state()["1.num_batches_tracked"] == 2
     m.set_state(start)
     assert torch.equal(m(X), a)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ingot
 from ingot.support.errors import InputError
+from tests.frontends.torch.agree import compile_whole
 
 
 class Function(nn.Module):
@@ -74,3 +75,23 @@ def test_values_as_sizes() -> None:
         model(x, torch.tensor([100, 0, 0, 0, 0]))
     with pytest.raises(InputError, match="expected 0 to 500"):
         model(x, torch.tensor([0, 999, 0, 0, 0]))
+
+
+def test_the_only_element_of_a_tensor_is_a_number() -> None:
+    """Of whatever rank: a float is no tensor of one axis."""
+    check(lambda x, n: (x.item() * x, torch.zeros(3) + n.item()), (torch.ones(1), torch.ones(1, 1)))
+
+
+def test_a_number_is_filled_at_any_count_of_indices() -> None:
+    x = torch.tensor(3.0)
+    for at in ([0], [0, 0], []):
+        index = torch.tensor(at, dtype=torch.int64)
+        check(lambda x, index: (x.index_fill(0, index, 2.0), x + 1), (x, index))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_runs_along_the_last_axis() -> None:
+    """torch's own rule for sizes takes no negative axis."""
+    x = torch.randint(0, 2, (3, 9)).float()
+    got = compile_whole(lambda x: torch.unique_consecutive(x, dim=-1), backend="ingot")(x)
+    assert torch.equal(got, torch.unique_consecutive(x, dim=-1))

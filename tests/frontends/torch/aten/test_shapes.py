@@ -40,7 +40,15 @@ ONE: dict[str, Callable[[Tensor], Any]] = {
         torch.vstack([x, x]),
         torch.cat([torch.zeros(0), x[0, 0]]),
     ),
-    "splits": lambda x: (x.split(2, 2), x.split([1, 4], 2), x.chunk(2, 1), x.unbind(1), torch.tensor_split(x, 2, 2)),
+    "splits": lambda x: (
+        x.split(2, 2),
+        x.split([1, 4], 2),
+        x.chunk(2, 1),
+        x.unbind(1),
+        torch.tensor_split(x, 2, 2),
+        x.hsplit(3),
+        x[0, 0].hsplit(5),
+    ),
     "slices": lambda x: (
         x[:, 1:],
         x[..., ::2],
@@ -199,8 +207,8 @@ def test_bags_of_embeddings(mode: str) -> None:
         bags = nn.EmbeddingBag(9, 4, mode=mode, include_last_offset=True)
         agree(lambda i, o, w: bags(i, o, w), torch.tensor([5, 3, 1]), torch.tensor([0, 1, 3]), torch.rand(3))
     # the padding counts from the table's end
-    table, indices, begins = torch.randn(9, 4), torch.tensor([5, 8, 1, 8]), torch.tensor([0, 3])
-    agree(lambda t, i, o: F.embedding_bag(i, t, o, mode=mode, padding_idx=-1), table, indices, begins)
+    table, indices, offsets = torch.randn(9, 4), torch.tensor([5, 8, 1, 8]), torch.tensor([0, 3])
+    agree(lambda t, i, o: F.embedding_bag(i, t, o, mode=mode, padding_idx=-1), table, indices, offsets)
 
 
 def test_indices_of_no_elements() -> None:
@@ -272,6 +280,12 @@ def test_as_strided_over_any_elements() -> None:
     # overlapping windows of heads, which lie behind the steps in memory
     agree(lambda x: x.transpose(0, 1).as_strided((2, 3, 4, 5), (5, 20, 10, 1)), torch.randn(8, 2, 5))
     agree(lambda x: torch.as_strided_scatter(x.mT, x[:2, 1:], (2, 2), (9, 3), 1), torch.randn(8, 3))
+    # of the whole memory, in another order, with repeated and with unit strides
+    agree(lambda x: torch.as_strided_scatter(x, 2 * x.reshape(3, 8), (3, 8), (1, 3)), torch.randn(8, 3))
+    agree(
+        lambda x: torch.as_strided_scatter(x, x[:1, None].expand(3, 1, 3) * 2, (3, 1, 3), (1, 7, 1)), torch.randn(3, 3)
+    )
+    agree(lambda x: torch.as_strided_scatter(x.mT, x.reshape(1, 4, 6), (1, 4, 6), (1, 6, 1)), torch.randn(8, 3))
     with pytest.raises(UnsupportedOpError, match="contiguous"):
         agree(lambda x: x.as_strided((3, 4), (2, 1)), torch.randn(8, 3)[:, :2])
 
@@ -303,8 +317,8 @@ def test_places_among_boundaries() -> None:
 def test_scattered_reductions(include: bool) -> None:
     def reduced(x: Tensor, i: Tensor, s: Tensor) -> list[Tensor]:
         at, kinds = i[:, None].expand_as(s), ("sum", "prod", "mean", "amax", "amin")
-        whole = [x.scatter_reduce(0, at, s, kind, include_self=include) for kind in kinds]
-        return whole + [x.index_reduce(0, i, s, kind, include_self=include) for kind in kinds[1:]]
+        reductions = [x.scatter_reduce(0, at, s, kind, include_self=include) for kind in kinds]
+        return reductions + [x.index_reduce(0, i, s, kind, include_self=include) for kind in kinds[1:]]
 
     agree(reduced, torch.randn(4, 4), torch.tensor([0, 2, 2, 0, 2, 1]), torch.randn(6, 4))
 
@@ -389,13 +403,13 @@ def test_views_of_other_widths(narrow: torch.dtype, wide: torch.dtype) -> None:
 
 
 def test_views_of_other_widths_at_open_sizes() -> None:
-    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+    def views(x: Tensor) -> tuple[Tensor, Tensor]:
         y = (x * 2).view(torch.uint8)
         return y, (y + 0)[1:].view(torch.float32)
 
     spy = Spy()
-    compiled = compile_whole(both, backend=spy.backend, dynamic=True)
+    compiled = compile_whole(views, backend=spy.backend, dynamic=True)
     for n in (3, 5):
         x = torch.rand(n, n)
-        close(compiled(x), both(x))
+        close(compiled(x), views(x))
     assert len(spy.models) == 1

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 def gradients(f: Callable[..., Tensor], args: tuple[Any, ...]) -> list[Tensor | None]:
     inputs = [a.detach().clone().requires_grad_(a.is_floating_point()) for a in args]
-    out = f(*inputs)
+    result = f(*inputs)
     torch.manual_seed(1)
-    out.backward(torch.randn(out.shape))
+    result.backward(torch.randn(result.shape))
     return [a.grad for a in inputs]
 
 
@@ -204,6 +204,14 @@ def _norm_of_groups(x: Tensor) -> Tensor:
     return F.group_norm(x, 3, weight, bias)
 
 
+@pytest.mark.parametrize("shape", [(0, 6, 2), (2, 6, 0)])
+def test_groups_of_nothing(shape: tuple[int, ...]) -> None:
+    compiled = compile_whole(_norm_of_groups, backend="ingot", dynamic=True)
+    for dims in (shape, (3, 6, 2)):
+        x = torch.randn(dims)
+        close(gradients(compiled, (x,)), gradients(_norm_of_groups, (x,)))
+
+
 IMAGE_OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "reflect": partial(F.pad, pad=(2, 1, 0, 3), mode="reflect"),
     "replicate": partial(F.pad, pad=(3, 0, 1, 12), mode="replicate"),
@@ -218,6 +226,7 @@ IMAGE_OPS: dict[str, Callable[[Tensor], Tensor]] = {
     "means": partial(F.adaptive_avg_pool2d, output_size=(4, 3)),
     "more means": partial(F.adaptive_avg_pool2d, output_size=(11, 9)),
     "maxima": partial(F.adaptive_max_pool2d, output_size=(4, 2)),
+    "uneven maxima": partial(F.adaptive_max_pool2d, output_size=(3, 4)),
     "groups": _norm_of_groups,
 }
 
@@ -245,6 +254,43 @@ def test_images_are_no_scatter_and_keep_their_format(name: str) -> None:
         close(sides[0].grad, sides[1].grad, tolerance)
         assert y.stride() == want.stride()
     assert not scatters
+
+
+OPEN_RESIZES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    **{name: (IMAGE_OPS[name], (6, 8, 10)) for name in ("nearest", "exact", "corners", "bicubic", "antialias")},
+    "lines": (partial(F.interpolate, size=7, mode="linear"), (3, 12)),
+    "volumes": (partial(F.interpolate, scale_factor=(2, 1.5, 1), mode="trilinear"), (2, 3, 4, 5)),
+    "near volumes": (partial(F.interpolate, scale_factor=2), (2, 3, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", OPEN_RESIZES)
+def test_resizes_of_open_batches(name: str) -> None:
+    """As those of known batches: no products with dense matrices, and eager's values and strides."""
+    op, shape = OPEN_RESIZES[name]
+    products, models = list[str](), list[Any]()
+
+    def compile_model(model: Any, **how: Any) -> Any:
+        products.extend(n.op.name for n in model.graph.nodes() if n.op.name in ("matmul", "dot_general"))
+        models.append(model)
+        return ingot.compile(model, threads=1, **how)
+
+    compiled = compile_whole(op, backend=partial(ingot_backend, compile_model=compile_model))
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    for count in (2, 5, 1):
+        x = torch.randn(count, *shape).to(memory_format=formats.get(1 + len(shape), torch.contiguous_format))
+        sides = [x.clone(memory_format=torch.preserve_format).requires_grad_() for _ in range(2)]
+        if count == 2:
+            torch._dynamo.mark_dynamic(sides[0], 0)
+        y, want = (f(v) for f, v in zip((compiled, op), sides, strict=True))
+        cotangent = torch.randn_like(want)
+        y.backward(cotangent)
+        want.backward(cotangent)
+        close(y.detach(), want.detach())
+        close(sides[0].grad, sides[1].grad)
+        gradients_of_sides = [v.grad for v in sides if v.grad is not None]
+        assert y.stride() == want.stride() and len({v.stride() for v in gradients_of_sides}) == 1
+    assert not products and len(models) <= 4  # of open batches, and of one image
 
 
 @pytest.mark.parametrize("name", ["reflect", "replicate", "bilinear", "means", "maxima", "groups"])
@@ -276,26 +322,26 @@ def test_bags_of_embeddings(mode: str) -> None:
     torch.manual_seed(0)
     table, places = torch.randn(9, 4), torch.randint(0, 9, (13,))
     places[3:7] = torch.tensor([3, 3, 5, 5])  # padding alone, where 3 and 5 are; equals, where a maximum is
-    begins = torch.tensor([0, 3, 3, 5, 7, 13])  # empty in the middle and at the end
+    offsets = torch.tensor([0, 3, 3, 5, 7, 13])  # empty in the middle and at the end
     for padding, last in ((None, False), (3, False), (-4, False), (None, True)):
-        bag = partial(F.embedding_bag, offsets=begins, mode=mode, padding_idx=padding, include_last_offset=last)
+        bag = partial(F.embedding_bag, offsets=offsets, mode=mode, padding_idx=padding, include_last_offset=last)
         same_gradients(lambda t, bag=bag: bag(places, t), table)
     same_gradients(lambda t: F.embedding_bag(places[:12].view(4, 3), t, mode=mode), table)
     if mode == "sum":
         weights = torch.randn(13)
         for padding in (None, 5):
-            bag = partial(F.embedding_bag, offsets=begins, mode="sum", padding_idx=padding)
+            bag = partial(F.embedding_bag, offsets=offsets, mode="sum", padding_idx=padding)
             same_gradients(lambda t, w, bag=bag: bag(places, t, per_sample_weights=w), table, weights)
     if mode != "max":
 
         def scaled(t: Tensor) -> Tensor:
-            return F.embedding_bag(places, t, begins, mode=mode, scale_grad_by_freq=True)
+            return F.embedding_bag(places, t, offsets, mode=mode, scale_grad_by_freq=True)
 
         # eager divides by how often another index comes: gradients by hand
         (got,) = gradients(compile_whole(scaled, backend=Spy().backend), (table,))
-        (whole,) = gradients(lambda t: F.embedding_bag(places, t, begins, mode=mode), (table,))
-        assert whole is not None
-        close(got, whole / places.bincount(minlength=9).clamp(min=1)[:, None], 1e-5)
+        (gradient,) = gradients(lambda t: F.embedding_bag(places, t, offsets, mode=mode), (table,))
+        assert gradient is not None
+        close(got, gradient / places.bincount(minlength=9).clamp(min=1)[:, None], 1e-5)
 
 
 def test_sparse_gradients_are_refused() -> None:
@@ -506,10 +552,10 @@ def test_functional_gradients() -> None:
         return (x @ w).tanh().square().mean()
 
     w, x = torch.randn(4, 3), torch.randn(6, 4)
-    whole = torch.func.grad_and_value(loss)
-    close(compile_whole(whole, backend=Spy().backend)(w, x), whole(w, x))
-    each = torch.func.vmap(torch.func.grad(loss), (None, 0))
-    close(compile_whole(each, backend=Spy().backend)(w, x[:, None]), each(w, x[:, None]))
+    value_and_gradient = torch.func.grad_and_value(loss)
+    close(compile_whole(value_and_gradient, backend=Spy().backend)(w, x), value_and_gradient(w, x))
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    close(compile_whole(per_sample, backend=Spy().backend)(w, x[:, None]), per_sample(w, x[:, None]))
     forward = compile_whole(lambda x: torch.func.jvp(torch.sin, (x,), (x,)), backend=Spy().backend)
     close(forward(x), torch.func.jvp(torch.sin, (x,), (x,)))
     # forward over reverse, whose tangents are views written in place

@@ -18,7 +18,7 @@ inf, nan = math.inf, math.nan
 SPECIAL = torch.tensor([0.0, -0.0, 1, -1, 0.5, -2.5, 1e-40, -1e-40, 1e30, -3e38, inf, -inf, nan])
 
 
-def _each(*values: Any) -> list[Any]:
+def _with_slow(*values: Any) -> list[Any]:
     """The first value, and the others in the slow tests."""
     return [values[0], *slow(*values[1:])]
 
@@ -53,7 +53,7 @@ def test_polygamma() -> None:
     agree(lambda x: torch.polygamma(3, x), torch.tensor([0.0, -1.0, -2.0]))
 
 
-@pytest.mark.parametrize("shape", _each((2, 33), (7,), (1,), (3, 0), ()))
+@pytest.mark.parametrize("shape", _with_slow((2, 33), (7,), (1,), (3, 0), ()))
 def test_running_log_sums(shape: tuple[int, ...]) -> None:
     agree(lambda x: torch.logcumsumexp(x, -1), torch.randn(shape) * 50)
 
@@ -86,7 +86,7 @@ def test_modes_and_medians() -> None:
     agree(lambda x: (*torch.mode(x), x.nanmedian()), torch.tensor(2.0))
 
 
-@pytest.mark.parametrize("sizes", _each(((7, 9), (3, 4)), ((8, 6), (4, 3)), ((5, 5), (7, 2)), ((1, 1), (2, 2))))
+@pytest.mark.parametrize("sizes", _with_slow(((7, 9), (3, 4)), ((8, 6), (4, 3)), ((5, 5), (7, 2)), ((1, 1), (2, 2))))
 def test_places_of_adaptive_maxima(sizes: tuple[tuple[int, int], tuple[int, int]]) -> None:
     size, output = sizes
     x = torch.randn(2, 3, *size)
@@ -101,7 +101,7 @@ def test_places_of_adaptive_maxima_of_other_ranks() -> None:
     agree(lambda x: F.adaptive_max_pool3d(x, (2, 3, 4), return_indices=True), torch.randn(2, 3, 5, 6, 7))
 
 
-@pytest.mark.parametrize("options", _each({"bidirectional": True, "num_layers": 2}, {}, {"bias": False}))
+@pytest.mark.parametrize("options", _with_slow({"bidirectional": True, "num_layers": 2}, {}, {"bias": False}))
 def test_projected_lstm(options: dict[str, Any]) -> None:
     class Projected(nn.Module):
         def __init__(self) -> None:
@@ -116,7 +116,7 @@ def test_projected_lstm(options: dict[str, Any]) -> None:
     agree(Projected(), torch.randn(1, 2, 4))
 
 
-@pytest.mark.parametrize("dtype", _each(torch.int8, torch.int64, torch.int32, torch.uint8))
+@pytest.mark.parametrize("dtype", _with_slow(torch.int8, torch.int64, torch.int32, torch.uint8))
 def test_divisors(dtype: torch.dtype) -> None:
     a, b = (torch.randint(-100, 100, (40,)).to(dtype) for _ in range(2))
     a[:3], b[2:5] = 0, 0
@@ -131,9 +131,9 @@ def test_divisors_of_other_shapes() -> None:
 
 def test_neighbours_and_parts_of_floats() -> None:
     a, b = torch.meshgrid(SPECIAL, SPECIAL, indexing="ij")
-    known = ~(a.isnan() | b.isnan())
+    is_ordered = ~(a.isnan() | b.isnan())
     for dtype in (torch.float32, torch.float64):
-        agree(lambda a, b: _bits(torch.nextafter(a, b)), a[known].to(dtype), b[known].to(dtype))
+        agree(lambda a, b: _bits(torch.nextafter(a, b)), a[is_ordered].to(dtype), b[is_ordered].to(dtype))
         agree(lambda x: _bits(*torch.frexp(x)), torch.cat((SPECIAL[:-1], torch.randn(20) * 1e5)).to(dtype))
     agree(lambda a, b: (torch.nextafter(a, b), *torch.frexp(a)), SPECIAL[:, None], SPECIAL)
     agree(lambda a, b: (torch.nextafter(a, b), *torch.frexp(a)), torch.randn(9).bfloat16(), torch.randn(9).bfloat16())
@@ -142,7 +142,7 @@ def test_neighbours_and_parts_of_floats() -> None:
     agree(torch.angle, torch.arange(-2, 2))
 
 
-@pytest.mark.parametrize("shape", _each((3, 4), (7,), (0, 3), ()))
+@pytest.mark.parametrize("shape", _with_slow((3, 4), (7,), (0, 3), ()))
 def test_first_places(shape: tuple[int, ...]) -> None:
     def places(x: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.nonzero_static(x, size=n, fill_value=9 - n) for n in (0, 3, 20))
@@ -159,7 +159,7 @@ def test_writes() -> None:
     agree(lambda x, s: torch.as_strided_scatter(x, s, (), (), 5), x, torch.randn(()))
 
 
-@pytest.mark.parametrize("kind", _each("mean", "sum", "max", "min", "prod"))
+@pytest.mark.parametrize("kind", _with_slow("mean", "sum", "max", "min", "prod"))
 def test_segments(kind: str) -> None:
     def segments(x: Tensor, lengths: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         return (
@@ -224,18 +224,18 @@ def test_histograms() -> None:
 def test_masked_writes_of_several_values() -> None:
     x, mask = torch.randn(3, 4, 2), torch.tensor([[1, 0, 1, 0], [0, 0, 0, 1], [1, 1, 0, 0]]).bool()
 
-    def written(x: Tensor, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def masked_write(x: Tensor, mask: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         return x.index_put((mask,), values), x.index_put((mask,), values, accumulate=True)
 
-    agree(written, x, mask, torch.randn(5, 2))
-    agree(written, x, mask, torch.randn(2))
+    agree(masked_write, x, mask, torch.randn(5, 2))
+    agree(masked_write, x, mask, torch.randn(2))
 
-    def behind(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
+    def write_behind(x: Tensor, mask: Tensor, values: Tensor) -> Tensor:
         y = x.clone()
         y[:, mask] = values
         return y
 
-    agree(behind, x, mask[0], torch.randn(3, 2, 1))
+    agree(write_behind, x, mask[0], torch.randn(3, 2, 1))
     agree(lambda x, m, v: x.masked_fill(m, 0.0).index_put((m,), v), x[..., 0], mask, torch.arange(5.0))
 
 

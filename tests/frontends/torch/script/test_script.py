@@ -49,13 +49,13 @@ class Lists(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
 
     def forward(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        seen: list[Tensor] = []
+        chunks: list[Tensor] = []
         sizes: dict[str, int] = {"rows": x.size(0)}
         for i, layer in enumerate(self.layers):
             x = torch.sigmoid(layer(x)) * float(i + 1)
-            seen.append(x[:, : 4 - i])
-        seen.pop(0)
-        return torch.cat(seen, 1) / sizes["rows"], seen
+            chunks.append(x[:, : 4 - i])
+        chunks.pop(0)
+        return torch.cat(chunks, 1) / sizes["rows"], chunks
 
 
 class Loops(nn.Module):
@@ -101,11 +101,11 @@ class Until(nn.Module):
             while bool(pair[1].max() > i + 0.5):
                 pair = [torch.tanh(self.layer(pair[0])), pair[1] * 0.7]
             i += 1
-        for turn in range(50):
+        for step in range(50):
             new = 0.5 * (total + x.abs().sum() / total)
             if bool((new - total).abs().max() < 1e-5):
                 break
-            total = new + turn * 1e-3
+            total = new + step * 1e-3
         return total * i, pair[0] - pair[1]
 
 
@@ -116,11 +116,11 @@ class Rnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h, c = torch.zeros(x.size(1), 5), torch.zeros(x.size(1), 5)
-        out: list[Tensor] = []
+        results: list[Tensor] = []
         for t in range(x.size(0)):
             h, c = self.cell(x[t], (h, c))
-            out.append(h)
-        return torch.stack(out)
+            results.append(h)
+        return torch.stack(results)
 
 
 @torch.jit.script
@@ -147,11 +147,11 @@ class Objects(nn.Module):
     """Two objects of a class of the program's own, made in forward."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        few, all_of_them = Window(2, 0.5), Window(99, 2.0)
+        narrow_window, wide_window = Window(2, 0.5), Window(99, 2.0)
         for i in range(x.size(0)):
-            few.push(x[i])
-            all_of_them.push(x[i] * 2)
-        return few.mean(), all_of_them.mean()
+            narrow_window.push(x[i])
+            wide_window.push(x[i] * 2)
+        return narrow_window.mean(), wide_window.mean()
 
 
 class Holds(nn.Module):
@@ -335,15 +335,15 @@ class Stream(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.past = torch.zeros(0)
-        self.seen: int = 0
+        self.chunk_count: int = 0
 
     def forward(self, x: Tensor) -> Tensor:
         if len(self.past) == 0:
             self.past = torch.zeros(x.size(0), 2)
-        joined = torch.cat([self.past, x], 1)
-        self.past = joined[:, -2:]
-        self.seen = min(self.seen + 1, 2)
-        return joined.sum(1) * self.seen
+        concatenated = torch.cat([self.past, x], 1)
+        self.past = concatenated[:, -2:]
+        self.chunk_count = min(self.chunk_count + 1, 2)
+        return concatenated.sum(1) * self.chunk_count
 
 
 class Counter(nn.Module):
@@ -372,22 +372,22 @@ class Settles(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("level", torch.ones(3))
-        self.turns: int = 0
+        self.step_count: int = 0
 
-    def forward(self, x: Tensor, counted: bool = False) -> Tensor:
+    def forward(self, x: Tensor, has_count: bool = False) -> Tensor:
         y = x
         while bool(y.abs().sum() > 1):
             self.level = self.level * 0.5 + y
-            if counted:
-                self.turns += 1
+            if has_count:
+                self.step_count += 1
             y = y * 0.5
         return y + self.level
 
 
-@pytest.mark.parametrize("made", [torch.jit.freeze, torch.jit.optimize_for_inference])
-def test_frozen_modules(made: Callable[[Any], Any]):
+@pytest.mark.parametrize("transform", [torch.jit.freeze, torch.jit.optimize_for_inference])
+def test_frozen_modules(transform: Callable[[Any], Any]):
     layers = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(24, 5))
-    module, x = made(_scripted(layers.eval())), torch.randn(2, 3, 8)
+    module, x = transform(_scripted(layers.eval())), torch.randn(2, 3, 8)
     program = extract(module)
     exported = export_module(Evaluator(program, program.attributes), (x,))
     torch.testing.assert_close(exported.module()(x), module(x))
@@ -401,7 +401,7 @@ def test_a_loop_on_values_sets_tensors():
         x = torch.randn(3) * scale
         torch.testing.assert_close(compiled(x), module(x))
         torch.testing.assert_close(compiled.state()["level"], module.level)
-    with pytest.raises((UnsupportedOpError, ImportModelError), match="turns is set, which is no tensor"):
+    with pytest.raises((UnsupportedOpError, ImportModelError), match="step_count is set, which is no tensor"):
         compiled(X[0, :3], True)
 
 
@@ -414,7 +414,7 @@ def test_a_state_that_changes_type_has_programs():
     results = [compiled(x) for x in inputs]
     for x, got in zip(inputs, results, strict=True):
         torch.testing.assert_close(got, module(x))
-    assert compiled.state()["seen"] == 2
+    assert compiled.state()["chunk_count"] == 2
     compiled.set_state(start)
     torch.testing.assert_close(compiled(inputs[0]), results[0])
     with pytest.raises(InputError, match="decide the program"):
@@ -440,9 +440,9 @@ def test_archives(tmp_path: Path):
     assert kind_of(path) == "torchscript"
     torch.testing.assert_close(ingot.compile(path, (X,))(X), module(X))
     damaged = tmp_path / "damaged.pt"
-    with zipfile.ZipFile(path) as whole, zipfile.ZipFile(damaged, "w") as out:
-        for name in whole.namelist():
-            out.writestr(name, b"def forward(" if name.endswith(".py") else whole.read(name))
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(damaged, "w") as target:
+        for name in source.namelist():
+            target.writestr(name, b"def forward(" if name.endswith(".py") else source.read(name))
     with pytest.raises(ImportModelError, match="not a readable TorchScript archive"):
         load(damaged)
 

@@ -73,27 +73,27 @@ def by_a_view(m: Any, x: Tensor) -> Tensor:
 
 
 def twice(m: Any, x: Tensor) -> Tensor:
-    once = m.held.add_(1)
+    first = m.held.add_(1)
     m.held.add_(1)
-    return x + once
+    return x + first
 
 
-def held() -> Tensor:
+def vector() -> Tensor:
     return torch.linspace(-1, 1, 6)
 
 
 WHOLE = {
     "norms": Norms,
     "norms without weights": lambda: Norms(affine=False, momentum=0.3),
-    "read before and after": lambda: Writes(read_before_and_after, held=held()),
-    "returned": lambda: Writes(returned, held=held()),
-    "twice": lambda: Writes(twice, held=held()),
-    "by keyword": lambda: Writes(by_keyword, held=held()),
-    "clamped": lambda: Writes(clamped, held=held(), count=torch.tensor(0)),
+    "read before and after": lambda: Writes(read_before_and_after, held=vector()),
+    "returned": lambda: Writes(returned, held=vector()),
+    "twice": lambda: Writes(twice, held=vector()),
+    "by keyword": lambda: Writes(by_keyword, held=vector()),
+    "clamped": lambda: Writes(clamped, held=vector(), count=torch.tensor(0)),
 }
 OTHERWISE = {
-    "part": lambda: Writes(part, held=held()),
-    "by a view": lambda: Writes(by_a_view, held=held()),
+    "part": lambda: Writes(part, held=vector()),
+    "by a view": lambda: Writes(by_a_view, held=vector()),
 }
 
 
@@ -147,11 +147,11 @@ def test_names_are_of_one_node_each():
 
 
 def test_a_buffer_that_gets_another_shape_is_left_to_torch():
-    def turned(m: Any, x: Tensor) -> Tensor:
+    def transpose(m: Any, x: Tensor) -> Tensor:
         return x.sum() + m.held.t_()
 
     with pytest.raises(ImportModelError, match="torch cannot decompose"):
-        ingot.compile(Writes(turned, held=torch.ones(6, 4)), (torch.randn(5, 6),))
+        ingot.compile(Writes(transpose, held=torch.ones(6, 4)), (torch.randn(5, 6),))
 
 
 def test_a_program_that_writes_nothing_is_left_as_it_is():

@@ -59,10 +59,10 @@ def test_frozen_tensors_are_constants_until_they_change_again(write: Callable[[A
     eager = copy.deepcopy(net)
     compiled = compile_whole(net, backend=spy.backend)
     counts: list[int] = []
-    for turn in range(5):
-        if turn:
+    for step in range(5):
+        if step:
             for n in (net, eager):
-                write(n, 0.25 * turn)
+                write(n, 0.25 * step)
         for _ in range(2):
             x = torch.randn(3, 4)
             results: list[Tensor] = []

@@ -72,8 +72,8 @@ class Net(nn.Module):
         p, q = Scaled.apply(self.b(y), h)
         with torch.no_grad():
             fixed = h * x.sum()
-        again = checkpoint(lambda v: (v * fixed).sin(), h, use_reentrant=True)
-        return (p * q + again + fixed * h.detach() + place[:, None]).tanh().mean()
+        recomputed = checkpoint(lambda v: (v * fixed).sin(), h, use_reentrant=True)
+        return (p * q + recomputed + fixed * h.detach() + place[:, None]).tanh().mean()
 
 
 def test_gradients_are_those_that_functions_bring() -> None:
@@ -108,11 +108,11 @@ def test_regions_of_higher_order_ops_are_differentiated() -> None:
         def forward(self, x: Tensor) -> Tensor:
             y = torch.cond(x.sum() > 0, lambda v: self.a(v).tanh(), lambda v: self.b(v).relu(), (x,))
 
-            def turn(h: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            def body(h: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
                 h = (h @ self.a.weight + v).tanh()
                 return h, h.clone()
 
-            return scan(turn, torch.zeros(4), y)[1].square().mean()
+            return scan(body, torch.zeros(4), y)[1].square().mean()
 
     torch.manual_seed(0)
     net, x = Regions(), torch.randn(5, 4)

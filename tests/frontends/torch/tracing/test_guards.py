@@ -24,7 +24,7 @@ Mod: Any = functions.Mod
 
 
 @pytest.mark.parametrize(
-    ("guards", "found"),
+    ("guards", "expected_progressions"),
     [
         ([sympy.Eq(Mod(N, 6), 0)], {"n": Progression(6, 0)}),
         ([sympy.Eq(2 * FloorDiv(N - 1, 2) + 2, N)], {"n": Progression(2, 0)}),
@@ -35,8 +35,8 @@ Mod: Any = functions.Mod
         ([sympy.Eq(N, 5)], {}),
     ],
 )
-def test_progressions(guards: list[sympy.Basic], found: dict[str, Progression]) -> None:
-    assert progressions(guards) == found
+def test_progressions(guards: list[sympy.Basic], expected_progressions: dict[str, Progression]) -> None:
+    assert progressions(guards) == expected_progressions
 
 
 def test_equations() -> None:
@@ -182,8 +182,8 @@ class Placed(nn.Module):
         self.places = nn.Embedding(16, 4)
 
     def forward(self, x: Tensor, past: Tensor) -> Tensor:
-        kept = past.shape[1]
-        return torch.cat([past, x + self.places(torch.arange(kept, kept + x.shape[1]))], 1)
+        past_length = past.shape[1]
+        return torch.cat([past, x + self.places(torch.arange(past_length, past_length + x.shape[1]))], 1)
 
 
 @pytest.mark.parametrize("dynamic", [True, ({1: "new"}, {1: "past"})])
@@ -237,12 +237,12 @@ class Hourglass(nn.Module):
         self.up = nn.ModuleList(nn.ConvTranspose2d(2, 2, 2, stride=2) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        kept: list[Tensor] = []
+        states: list[Tensor] = []
         for layer in self.down:
-            kept.append(x)
+            states.append(x)
             x = layer(x)
         for layer in self.up:
-            x = layer(x) + kept.pop()
+            x = layer(x) + states.pop()
         return x
 
 

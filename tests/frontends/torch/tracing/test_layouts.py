@@ -56,19 +56,19 @@ class Images(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.second, self.back = nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.ConvTranspose2d(8, 4, 2)
+        self.second, self.upsample = nn.Conv2d(8, 8, 3, stride=2, groups=2), nn.ConvTranspose2d(8, 4, 2)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = F.relu(self.norm(self.first(x)))
-        return self.back(F.silu(self.second(y))).sigmoid(), F.max_pool2d(y[..., :8, :8], 2)
+        return self.upsample(F.silu(self.second(y))).sigmoid(), F.max_pool2d(y[..., :8, :8], 2)
 
 
-@pytest.mark.parametrize("given", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_kept_images(given: torch.memory_format, dynamic: bool | None) -> None:
+def test_kept_images(memory_format: torch.memory_format, dynamic: bool | None) -> None:
     torch.manual_seed(0)
-    net, x = Images().to(memory_format=given), torch.randn(2, 3, 9, 11).to(memory_format=given)  # type: ignore[call-overload]
-    spy, same = Spy(), deepcopy(net)
+    net, x = Images().to(memory_format=memory_format), torch.randn(2, 3, 9, 11).to(memory_format=memory_format)  # type: ignore[call-overload]
+    spy, reference = Spy(), deepcopy(net)
     compiled = compile_whole(net, backend=spy.backend, dynamic=dynamic)
 
     def gradients(f: Any) -> list[Tensor]:
@@ -77,13 +77,13 @@ def test_kept_images(given: torch.memory_format, dynamic: bool | None) -> None:
         loss = first.square().sum() + second.sin().sum()
         return [first, second, *torch.autograd.grad(loss, [leaf, *f.parameters()])]
 
-    for got, want in zip(gradients(compiled), gradients(same), strict=True):
+    for got, want in zip(gradients(compiled), gradients(reference), strict=True):
         close(got, want, 1e-4)
     forward, backward = (m.graph for m in spy.models)
     if not dynamic:
         shapes = [n.shape for n in backward.inputs]
         assert (2, 9, 11, 8) in shapes and (2, 8, 9, 11) not in shapes
-        assert ((2, 9, 11, 3) in [n.shape for n in forward.inputs]) == (given is torch.channels_last)
+        assert ((2, 9, 11, 3) in [n.shape for n in forward.inputs]) == (memory_format is torch.channels_last)
 
 
 def test_lines_and_volumes() -> None:
@@ -108,14 +108,16 @@ def test_results_and_gradients_lie_as_eager_has_them() -> None:
     def results(f: Callable[..., tuple[Tensor, ...]]) -> list[tuple[Tensor, tuple[int, ...]]]:
         for tensor in (x, rows, *net.parameters()):
             tensor.grad = None
-        out = f(x, rows)
-        sum(y.square().sum() for y in out).backward()  # type: ignore[union-attr]
+        result = f(x, rows)
+        sum(y.square().sum() for y in result).backward()  # type: ignore[union-attr]
         grads = [tensor.grad for tensor in (x, rows, *net.parameters())]
-        return [(t.detach(), t.stride()) for t in (*out, *grads) if t is not None]
+        return [(t.detach(), t.stride()) for t in (*result, *grads) if t is not None]
 
     spy = Spy()
-    for (got, lies), (want, as_eager) in zip(results(compile_whole(f, backend=spy.backend)), results(f), strict=True):
-        assert lies == as_eager
+    for (got, strides), (want, as_eager) in zip(
+        results(compile_whole(f, backend=spy.backend)), results(f), strict=True
+    ):
+        assert strides == as_eager
         close(got, want)
     forward, backward = ([n.shape for n in model.graph.outputs] for model in spy.models)
     assert (2, 5, 7, 12) in forward and (6, 3, 3, 4) in backward  # made so, and copied by nobody
@@ -159,10 +161,10 @@ def test_strides_of_results(f: Callable[..., Any], shape: tuple[int, ...], train
 
     def results(f: Callable[..., Any], x: Tensor) -> list[Any]:
         x = x.clone().requires_grad_(trains)
-        out = pytree.tree_leaves(f(x))
-        used = [y for y in out if isinstance(y, Tensor)]
+        result = pytree.tree_leaves(f(x))
+        used = [y for y in result if isinstance(y, Tensor)]
         gradients = torch.autograd.grad(used, x, [y.detach().cos() for y in used]) if trains else ()
-        return [*(y.detach() if isinstance(y, Tensor) else y for y in out), *gradients]
+        return [*(y.detach() if isinstance(y, Tensor) else y for y in result), *gradients]
 
     for count in (shape[0], shape[0] + 3):
         x = torch.randn(count, *shape[1:])
@@ -195,10 +197,10 @@ def test_strides_of_shuffled_channels(trains: bool) -> None:
 def test_results_that_share_memory_in_eager_do() -> None:
     spy = Spy()
     with torch.no_grad():
-        y, turned, part = compile_whole(lambda x: (y := x * 2, y.mT, y[1:]), backend=spy.backend)(torch.ones(2, 3))
+        y, transposed, part = compile_whole(lambda x: (y := x * 2, y.mT, y[1:]), backend=spy.backend)(torch.ones(2, 3))
         row = compile_whole(lambda x: (x * 2)[1:, :2], backend=spy.backend)(torch.ones(3, 3))
     y.zero_()
-    assert not turned.any() and not part.any()
+    assert not transposed.any() and not part.any()
     assert [[n.shape for n in m.graph.outputs] for m in spy.models] == [[(2, 3)], [(2, 2)]]  # what is used, once
     assert row.stride() == (3, 1)
 
@@ -219,6 +221,32 @@ def test_memory_of_inputs() -> None:
     compiled = compile_whole(lambda x: x[1:].as_strided((2,), (1,), 2) * 2, backend=Spy().backend)
     for start in (0, 3, 7):
         assert compiled(numbers[start : start + 6].view(2, 3)).tolist() == [4.0, 6.0]
+
+
+def test_views_at_places_that_the_run_finds() -> None:
+    """Views of an input and of a result are replayed at the place that the model finds, which may be negative."""
+
+    def f(x: torch.Tensor, at: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return x.narrow(1, at, count), y, y.narrow(1, at, count), at * 1
+
+    compiled = compile_whole(f, backend="ingot", dynamic=True)
+    x = torch.arange(35.0).reshape(5, 7)
+    for at, count in ((2, 2), (0, 3), (-1, 1), (-3, 3), (4, 3), (-7, 2)):
+        inputs = x, torch.tensor(at), count
+        for got, want in zip(compiled(*inputs), f(*inputs), strict=True):
+            assert (got.stride(), got.tolist()) == (want.stride(), want.tolist())
+        assert compiled(*inputs)[0]._is_view() or compiled(*inputs)[0].data_ptr() >= x.data_ptr()
+
+
+def test_strides_of_two_open_sizes() -> None:
+    """min(n, m) of a diagonal is computed from both."""
+    compiled = compile_whole(lambda x: torch.diagonal_copy(x, 2, 0, 1), backend="ingot", dynamic=True)
+    for n, m in ((5, 6), (10, 5), (3, 9)):
+        x = torch.randn(n, m, 5, requires_grad=True)
+        got, want = compiled(x), torch.diagonal_copy(x, 2, 0, 1)
+        assert got.stride() == want.stride()
+        close(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x))
 
 
 def test_rolls_and_norms_of_images_in_other_orders() -> None:

@@ -27,8 +27,8 @@ def calls(f: Callable[[Tensor], Any], x: Tensor) -> tuple[int, int]:
     torch.manual_seed(0)
     want = f(x)
     torch.manual_seed(0)
-    for got, wanted in zip(traced(x), want, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    for got, expected in zip(traced(x), want, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
     return before, sum(n.op == "call_function" for n in traced.graph.nodes)
 
 
@@ -50,28 +50,28 @@ def results(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return x * 2, x * 2, (x * 2).view(-1)
 
 
-def written(x: Tensor) -> tuple[Tensor]:
-    held = x.clone()
-    before = held * 2
-    held.add_(1)
-    return (before + held * 2,)
+def overwrite_copy(x: Tensor) -> tuple[Tensor]:
+    copy_ = x.clone()
+    before = copy_ * 2
+    copy_.add_(1)
+    return (before + copy_ * 2,)
 
 
 @pytest.mark.parametrize(
-    ("f", "gone"),
-    [(chains, 3), (numbers, 2), (drawn, 0), (results, 0), (written, 0)],
+    ("f", "removed_count"),
+    [(chains, 3), (numbers, 2), (drawn, 0), (results, 0), (overwrite_copy, 0)],
     ids=lambda v: getattr(v, "__name__", v),
 )
-def test_equal_calls_are_one(f: Callable[[Tensor], Any], gone: int):
+def test_equal_calls_are_one(f: Callable[[Tensor], Any], removed_count: int):
     before, after = calls(f, torch.randn(3, 4))
-    assert before - after == gone
+    assert before - after == removed_count
 
 
-def kept(f: Callable[..., Tensor], *args: Tensor) -> tuple[fx.GraphModule, fx.GraphModule, list[Tensor]]:
+def partition_of(f: Callable[..., Tensor], *args: Tensor) -> tuple[fx.GraphModule, fx.GraphModule, list[Tensor]]:
     """Forward and backward as they are cut, and the gradients of the sum of `f` by both."""
     cut: list[tuple[fx.GraphModule, fx.GraphModule]] = []
 
-    def both(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partitions(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         cut.append(partition(joint, inputs, **options))
         return cut[-1]
 
@@ -79,7 +79,7 @@ def kept(f: Callable[..., Tensor], *args: Tensor) -> tuple[fx.GraphModule, fx.Gr
         return make_boxed_func(gm)
 
     leaves = [a.detach().requires_grad_() for a in args]
-    compiled = aot_function(f, plain, plain, partition_fn=both)
+    compiled = aot_function(f, plain, plain, partition_fn=partitions)
     matches = torch.autograd.grad(compiled(*leaves).sum(), leaves)
     return *cut[0], [*matches]
 
@@ -93,7 +93,7 @@ def test_parts_of_a_tensor_are_views_that_are_not_kept(parts: Callable[[Tensor],
         return (a * b).sin() * c
 
     x, w = torch.randn(6, 4), torch.randn(4, 6)
-    forward, _, matches = kept(f, x, w)
+    forward, _, matches = partition_of(f, x, w)
     (end,) = forward.graph.find_nodes(op="output")
     names = [n.name for n in end.args[0] if n.op != "placeholder"]
     assert not [n for n in names if n.startswith(("getitem", "select", "slice", "split"))]
@@ -110,7 +110,7 @@ def test_values_of_no_input_are_computed_again_but_not_drawn_again() -> None:
 
     x = torch.randn(6, 6)
     torch.manual_seed(1)
-    forward, backward, (got,) = kept(f, x)
+    forward, backward, (got,) = partition_of(f, x)
     (end,) = forward.graph.find_nodes(op="output")
     saved = {str(n.target) for n in end.args[0][1:]}
     assert "aten.rand.default" in saved and not any("ge" in name or "arange" in name for name in saved)

@@ -32,13 +32,13 @@ def test_every_function_has_an_expansion(fn: str, name: str) -> None:
     if fn == "gelu_narrow" and name == "f64":
         pytest.skip("of f32 only")
     dtype = DTYPES[name]
-    x, out = Buffer("x", dtype), Buffer("out", dtype, writable=True)
+    x, result = Buffer("x", dtype), Buffer("out", dtype, writable=True)
     value = k.call(fn, *(k.load(x, integer(i), 4) for i in range(k.FUNCTIONS[fn])))
-    data = Kernel("k", (x, out), (), k.var("chunk"), integer(1), (Store(out, integer(0), value),))
+    data = Kernel("k", (x, result), (), k.var("chunk"), integer(1), (Store(result, integer(0), value),))
     verify_kernel(data)
-    made = expand(data)
-    verify_kernel(made)
-    assert called(data) == {fn} and not called(made)
+    expansion = expand(data)
+    verify_kernel(expansion)
+    assert called(data) == {fn} and not called(expansion)
     assert set(k.FUNCTIONS) == set(EXPANSIONS)
 
 
@@ -47,9 +47,9 @@ def test_calls_within_calls_and_under_other_expressions() -> None:
     loop = k.For(k.var("i"), integer(0), integer(4), 1, (
         k.If(k.binary("lt", inner, k.lit(1.0, f32)), (Store(OUT, k.var("i"), k.cast(k.call("tanh", inner), f32)),)),
     ))  # fmt: skip
-    made = expand(kernel(loop))
-    verify_kernel(made)
-    assert called(kernel(loop)) == {"exp", "tanh"} and not called(made)
+    expansion = expand(kernel(loop))
+    verify_kernel(expansion)
+    assert called(kernel(loop)) == {"exp", "tanh"} and not called(expansion)
 
 
 @pytest.mark.parametrize("inner", ["logistic", "tanh", "exp"])
@@ -66,17 +66,17 @@ def test_a_function_of_a_function_is_expanded_as_of_any_operand(outer: str, inne
 
 def test_a_shared_call_stays_shared() -> None:
     shared = k.call("exp", k.load(X, integer(0)))
-    made = expand(kernel(Store(OUT, integer(0), k.mul(shared, shared))))
-    (store,) = made.body
+    expansion = expand(kernel(Store(OUT, integer(0), k.mul(shared, shared))))
+    (store,) = expansion.body
     assert isinstance(store, Store) and isinstance(store.value, k.Binary) and store.value.a is store.value.b
 
 
 def test_a_target_keeps_functions_of_its_own() -> None:
     value = k.call("tanh", k.call("exp", k.load(X, integer(0))))
-    made = expand(kernel(Let(k.var("y", f32), value)), is_native=lambda call: call.fn == "exp")
-    (let,) = made.body
+    expansion = expand(kernel(Let(k.var("y", f32), value)), is_native=lambda call: call.fn == "exp")
+    (let,) = expansion.body
     assert isinstance(let, Let)
-    assert called(made) == {"exp"}
+    assert called(expansion) == {"exp"}
 
 
 def test_nothing_changes_without_calls() -> None:

@@ -79,8 +79,8 @@ def samples(dtype: DType, rng: np.random.Generator) -> np.ndarray:
     edges = np.asarray([*_EDGES, info.max, info.tiny, info.smallest_subnormal]).astype(dtype.numpy)
     edges = np.concatenate([edges, -edges])
     with np.errstate(all="ignore"):
-        around = [np.nextafter(edges, dtype.numpy.type(to)) for to in (np.inf, -np.inf)]
-        return np.concatenate([bits, *ranges, near_one, edges, *around]).astype(dtype.numpy)
+        neighbors = [np.nextafter(edges, dtype.numpy.type(to)) for to in (np.inf, -np.inf)]
+        return np.concatenate([bits, *ranges, near_one, edges, *neighbors]).astype(dtype.numpy)
 
 
 def operands(op: Elementwise, dtype: DType) -> list[np.ndarray]:
@@ -108,8 +108,8 @@ def ulps(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     info = np.finfo(got.dtype)
     rounded = want.astype(got.dtype)
     finite = np.isfinite(want) & np.isfinite(rounded)
-    same = (got == rounded) & ((rounded != 0) | (np.signbit(got) == np.signbit(rounded)))
-    error = np.where(same | (np.isnan(got) & np.isnan(rounded)), 0.0, np.inf)
+    is_equal = (got == rounded) & ((rounded != 0) | (np.signbit(got) == np.signbit(rounded)))
+    error = np.where(is_equal | (np.isnan(got) & np.isnan(rounded)), 0.0, np.inf)
     # just above the largest number either it or infinity will do
     error[np.isfinite(want) & ~finite & (np.abs(got) == info.max)] = 0
     exponent = np.maximum(np.frexp(np.where(finite, want, 1))[1] - 1, info.minexp)

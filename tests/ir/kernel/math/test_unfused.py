@@ -34,30 +34,32 @@ def test_one_rounding(name: str) -> None:
     value = unfused(k.fma(*operands), operands)
     kernel = Kernel("k", tuple(buffers), (), k.var("chunk"), integer(1), (Store(buffers[3], integer(0), value),))
     verify_kernel(kernel)
-    out = np.zeros_like(values[0])
+    result = np.zeros_like(values[0])
     with np.errstate(all="ignore"):
-        run_kernel(kernel, dict(zip("abc", values, strict=True)) | {"out": out})
+        run_kernel(kernel, dict(zip("abc", values, strict=True)) | {"out": result})
         want = (fma32 if name == "f32" else fma64)(*values)
         naive = values[0] * values[1] + values[2]
-    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(result, want)
     assert (naive != want).sum() > COUNT // 4  # two roundings differ
 
 
 def test_arguments_of_a_function_are_left_alone() -> None:
-    x, out = Buffer("x", DTYPES["f32"]), Buffer("out", DTYPES["f32"], writable=True)
+    x, result = Buffer("x", DTYPES["f32"]), Buffer("out", DTYPES["f32"], writable=True)
     argument = k.fma(k.load(x, integer(0)), k.load(x, integer(1)), k.load(x, integer(2)))
-    kernel = Kernel("k", (x, out), (), k.var("chunk"), integer(1), (Store(out, integer(0), k.call("sin", argument)),))
+    kernel = Kernel(
+        "k", (x, result), (), k.var("chunk"), integer(1), (Store(result, integer(0), k.call("sin", argument)),)
+    )
 
-    def multiply_adds(made: Kernel) -> int:
-        seen: dict[int, k.Expr] = {}
-        (store,) = made.body
+    def multiply_adds(kernel_: Kernel) -> int:
+        visited: dict[int, k.Expr] = {}
+        (store,) = kernel_.body
         assert isinstance(store, Store)
         todo: list[k.Expr] = [store.value]
         while todo:
             e = todo.pop()
-            if id(e) not in seen:
-                seen[id(e)] = e
+            if id(e) not in visited:
+                visited[id(e)] = e
                 todo += children(e)
-        return sum(isinstance(e, k.Fma) for e in seen.values())
+        return sum(isinstance(e, k.Fma) for e in visited.values())
 
     assert multiply_adds(expand(kernel, has_fma=False)) == 1 < multiply_adds(expand(kernel))

@@ -67,30 +67,30 @@ def test_padding_modes() -> None:
 
 def expected_kept(boxes: np.ndarray, count: int, max_kept: int, threshold: float) -> list[int]:
     """The boxes that greedy suppression of corners [4, n] keeps, one pair at a time."""
-    kept: list[int] = []
+    selected: list[int] = []
     for i in range(count):
         intersections = [
             max(0.0, min(boxes[2, i], boxes[2, j]) - max(boxes[0, i], boxes[0, j]))
             * max(0.0, min(boxes[3, i], boxes[3, j]) - max(boxes[1, i], boxes[1, j]))
-            for j in kept
+            for j in selected
         ]
-        areas = [(boxes[2, j] - boxes[0, j]) * (boxes[3, j] - boxes[1, j]) for j in (i, *kept)]
+        areas = [(boxes[2, j] - boxes[0, j]) * (boxes[3, j] - boxes[1, j]) for j in (i, *selected)]
         unions = [areas[0] + area - intersection for area, intersection in zip(areas[1:], intersections, strict=True)]
-        if len(kept) < max_kept and all(s <= threshold * u for s, u in zip(intersections, unions, strict=True)):
-            kept.append(i)
-    return kept
+        if len(selected) < max_kept and all(s <= threshold * u for s, u in zip(intersections, unions, strict=True)):
+            selected.append(i)
+    return selected
 
 
-@pytest.mark.parametrize(("threshold", "most"), [(0.0, 99), (0.3, 99), (0.7, 4), (1.0, 99), (0.5, 0)])
+@pytest.mark.parametrize(("threshold", "box_limit"), [(0.0, 99), (0.3, 99), (0.7, 4), (1.0, 99), (0.5, 0)])
 @pytest.mark.parametrize("strict", [False, True])
-def test_boxes_are_kept_greedily(strict: bool, threshold: float, most: int) -> None:
+def test_boxes_are_kept_greedily(strict: bool, threshold: float, box_limit: int) -> None:
     corner, size = RNG.uniform(0, 4, (2, 2, 12)), RNG.uniform(0.5, 3, (2, 2, 12))
     boxes, counts = np.concatenate([corner, corner + size], 1), np.array([12, 7])
-    kept = np.zeros((2, 12), bool)
+    expected = np.zeros((2, 12), bool)
     for p in range(2):
-        kept[p, expected_kept(boxes[p], counts[p], most, threshold)] = True
-    operands = boxes, counts, np.asarray(most), np.asarray(threshold)
-    check(ops.SuppressOverlaps(strict), *operands, want=kept, dynamic={0: {2: "n"}})
+        expected[p, expected_kept(boxes[p], counts[p], box_limit, threshold)] = True
+    operands = boxes, counts, np.asarray(box_limit), np.asarray(threshold)
+    check(ops.SuppressOverlaps(strict), *operands, want=expected, dynamic={0: {2: "n"}})
 
 
 def test_boxes_without_area() -> None:

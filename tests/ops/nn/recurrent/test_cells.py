@@ -49,17 +49,17 @@ def operands(cls: type[Recurrent], passes: int = 1) -> tuple[np.ndarray, ...]:
     return tuple(RNG.normal(size=shape) for shape in (*shapes, *([(passes, B, H)] * cls.states)))
 
 
-def by_steps(cls: type[Recurrent], given: tuple[np.ndarray, ...], lengths: np.ndarray, backwards: bool) -> States:
+def by_steps(cls: type[Recurrent], arrays: tuple[np.ndarray, ...], lengths: np.ndarray, backwards: bool) -> States:
     """y[S,1,B,H] and the final states; each element has as many steps as its length, in either direction."""
-    x, w, r, b, *starts = given
+    x, w, r, b, *starts = arrays
     y, last = np.zeros((S, 1, B, H)), [s.copy() for s in starts]
     for e in range(B):
         order = range(lengths[e])
         for step in reversed(order) if backwards else order:
             new = CELLS[cls](x[step, e], tuple(s[0, e] for s in last), w[0], r[0], b[0])
             y[step, 0, e] = new[0]
-            for kept, value in zip(last, new, strict=True):
-                kept[0, e] = value
+            for old, value in zip(last, new, strict=True):
+                old[0, e] = value
     return (y, *last)
 
 

@@ -13,7 +13,7 @@ from ingot.ir.types import TensorType, i8, i32, i64
 from ingot.passes.core.dtypes.narrow_integers import narrow_integers
 
 
-def _same(graph: Graph, *arrays: np.ndarray) -> Graph:
+def _check_narrow(graph: Graph, *arrays: np.ndarray) -> Graph:
     narrow = narrow_integers(graph)
     for got, want in zip(interpret(narrow, arrays), interpret(graph, arrays), strict=True):
         assert got.dtype == want.dtype
@@ -29,14 +29,14 @@ def _levels(rows: int, k: int, columns: int, largest: int) -> tuple[Node, Node]:
 
 
 @pytest.mark.parametrize("scales", [[0.0004, 0.3, 0.99, 1e-6], [0.003] * 4, [0.2, 0.7, 0.5, 0.4], [1.5, 3.0, 0.2, 0.1]])
-@pytest.mark.parametrize("once", [False, True])
-def test_requantization_needs_64_bits_for_one_product_only(scales: list[float], once: bool):
+@pytest.mark.parametrize("is_single", [False, True])
+def test_requantization_needs_64_bits_for_one_product_only(scales: list[float], is_single: bool):
     x, sums = _levels(6, 40, 4, 9000)
-    graph = Graph((x,), (multiplied(sums, Multiplier.of(*scales), once),))
+    graph = Graph((x,), (multiplied(sums, Multiplier.of(*scales), is_single),))
     rng = np.random.default_rng(1)
     extremes = np.where(rng.random((6, 40)) < 0.5, -128, 127).astype(np.int8)
-    narrow = _same(graph, extremes)
-    if not once and max(scales) < 1:
+    narrow = _check_narrow(graph, extremes)
+    if not is_single and max(scales) < 1:
         wide = [n for n in narrow.nodes() if n.dtype == i64 and n.type.size == 24 and not isinstance(n.op, ops.Convert)]
         computed = [n for n in wide if not isinstance(n.op, ops.BroadcastInDim)]
         assert [type(n.op) for n in computed] == [ops.Mul, ops.Add, ops.ShiftRightArithmetic]
@@ -51,25 +51,25 @@ def test_what_may_not_fit_stays_in_64_bits():
     doubled = ops.mul(wide, const(np.full(5, 2, np.int64)))
     graph = Graph((x,), (ops.ShiftRightArithmetic()(doubled, const(np.full(5, 1, np.int64))), ops.cast(doubled, i32)))
     extremes = np.array([-(1 << 31), (1 << 31) - 1, -1, 0, 1 << 30], np.int32)
-    narrow = _same(graph, extremes)
+    narrow = _check_narrow(graph, extremes)
     assert any(n.dtype == i64 and isinstance(n.op, ops.Mul) for n in narrow.nodes())
 
 
 @pytest.mark.parametrize("shift", [0, 5, 31, 40, 63])
 def test_shifts_by_any_number_of_bits(shift: int):
     x = Input("x", TensorType(i8, (256,)))()
-    moved = ops.mul(ops.cast(x, i64), const(np.full(256, 1 << 20, np.int64)))
-    graph = Graph((x,), (ops.apply(ops.ShiftRightArithmetic(), moved, const(np.int64(shift))),))
-    _same(graph, np.arange(-128, 128).astype(np.int8))
+    shifted = ops.mul(ops.cast(x, i64), const(np.full(256, 1 << 20, np.int64)))
+    graph = Graph((x,), (ops.apply(ops.ShiftRightArithmetic(), shifted, const(np.int64(shift))),))
+    _check_narrow(graph, np.arange(-128, 128).astype(np.int8))
 
 
 def test_tables_are_stored_in_the_fewest_bytes_and_splats_as_they_are():
     x = Input("x", TensorType(i64, (7,)))()
     table, splat = const(np.arange(-3, 4, dtype=np.int64)), const(np.full(7, 9, np.int64))
-    narrow = _same(Graph((x,), (ops.add(ops.add(x, table), splat),)), np.arange(7, dtype=np.int64) << 60)
+    narrow = _check_narrow(Graph((x,), (ops.add(ops.add(x, table), splat),)), np.arange(7, dtype=np.int64) << 60)
     stored = [n for n in narrow.nodes() if n.constant is not None]
     assert sorted(str(n.dtype) for n in stored) == ["i64", "i8"]
-    _same(Graph((x,), (ops.add(x, const(np.zeros(0, np.int64).sum())),)), np.zeros(7, np.int64))
+    _check_narrow(Graph((x,), (ops.add(x, const(np.zeros(0, np.int64).sum())),)), np.zeros(7, np.int64))
 
 
 def test_weights_of_products_stay_constants():
@@ -78,7 +78,7 @@ def test_weights_of_products_stay_constants():
     table = const(np.arange(4, dtype=np.int64))
     y = ops.add(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w), table)
     picked = ops.apply(ops.ShiftRightArithmetic(), ops.cast(ops.cast(y, i8), i64), table)
-    narrow = _same(Graph((x,), (picked,)), np.arange(24, dtype=np.int64).reshape(3, 8) << 20)
+    narrow = _check_narrow(Graph((x,), (picked,)), np.arange(24, dtype=np.int64).reshape(3, 8) << 20)
     (product,) = (n for n in narrow.nodes() if isinstance(n.op, ops.DotGeneral))
     assert product.inputs[1].constant is not None and product.inputs[1].dtype == i64
     assert any(n.constant is not None and n.dtype == i8 for n in narrow.nodes())

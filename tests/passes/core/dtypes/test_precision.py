@@ -49,12 +49,12 @@ def test_float16_stores_weights_only() -> None:
     assert [i.dtype for i in products(new)[0].inputs] == [f32, f16]
 
 
-@pytest.mark.parametrize(("precision", "largest", "fits"), [
+@pytest.mark.parametrize(("precision", "largest", "is_valid"), [
     ("float16", 65519.0, True), ("float16", -65520.0, False), ("bfloat16", 3.39e38, True), ("bfloat16", 3.4e38, False),
 ])  # fmt: skip
 @pytest.mark.parametrize("same_types", [False, True])
 def test_a_weight_that_would_be_infinite_stays(
-    precision: str, largest: float, fits: bool, same_types: bool, caplog: pytest.LogCaptureFixture
+    precision: str, largest: float, is_valid: bool, same_types: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     values = np.ones((33, 7), np.float32)
     values[3, 2], values[4, 2], values[5, 2] = largest, np.nan, np.inf  # those are the model's own
@@ -62,9 +62,9 @@ def test_a_weight_that_would_be_infinite_stays(
     g = graph(MATMUL(arg("x", 5, 33), ops.transpose(ops.transpose(w, (1, 0)), (1, 0))))
     with caplog.at_level(logging.WARNING, "ingot.precision"):
         new = lower_precision(g, precision, same_types)
-    assert (products(new)[0].inputs[1].dtype == f32) is not fits
+    assert (products(new)[0].inputs[1].dtype == f32) is not is_valid
     assert [f"layer.weight stay in float32: {abs(largest):g}" in r.message for r in caplog.records] == [True] * (
-        not fits
+        not is_valid
     )
 
 
@@ -127,9 +127,9 @@ def test_a_value_is_rounded_where_it_is_written() -> None:
     flat = ops.Reshape((12, 2))(h)
     new = lower_precision(graph(MATMUL(flat, weights(2, 5))), "bfloat16")
     assert products(new)[0].inputs[0].inputs[0].inputs[0] is h
-    moved = ops.Reshape((3, 8))(ops.Transpose((0, 2, 1))(h))
-    new = lower_precision(graph(MATMUL(moved, weights(8, 5))), "bfloat16")
-    assert products(new)[0].inputs[0].inputs[0] is moved
+    transposed = ops.Reshape((3, 8))(ops.Transpose((0, 2, 1))(h))
+    new = lower_precision(graph(MATMUL(transposed, weights(8, 5))), "bfloat16")
+    assert products(new)[0].inputs[0].inputs[0] is transposed
 
 
 def test_recurrent_weights() -> None:
@@ -139,8 +139,8 @@ def test_recurrent_weights() -> None:
     node = op(x, weights(1, 32, 6), weights(1, 32, 8), weights(1, 64), zero, zero)
     g = graph(*node.results)
     new = lower_precision(g, "bfloat16")
-    (made,) = products(new)
-    assert [i.dtype for i in made.inputs] == [f32, bf16, bf16, f32, f32, f32]
+    (product,) = products(new)
+    assert [i.dtype for i in product.inputs] == [f32, bf16, bf16, f32, f32, f32]
     same_values(g, new, tolerance=0.05)
 
 

@@ -25,7 +25,7 @@ def iota(*shape: DimLike, dim: int = 0) -> Node:
     return ops.Iota(TensorType(i64, shape), dim)()
 
 
-def take(x: Node, *indices: Node) -> Node:
+def gather_nd(x: Node, *indices: Node) -> Node:
     """x[i0, i1, ...] for index arrays of one shape, as GatherND spells it."""
     vectors = ops.stack(list(indices), -1)
     rank = x.type.rank
@@ -55,11 +55,11 @@ def test_comparisons_are_decided_only_where_they_hold_everywhere(direction: str)
 def test_gather_at_its_own_positions_is_a_view() -> None:
     rows = ops.broadcast_to(ops.reshape(ops.arange(B), (B, 1, 1)), (B, 3, S))
     cols = iota(B, 3, S, dim=2)
-    g = graph(take(X, rows, cols))
+    g = graph(gather_nd(X, rows, cols))
     after = simplify(g)
     assert count(after, ops.Gather, ops.Iota) == 0 and count(after, ops.BroadcastInDim) == 1
     same_values(g, after, b=2, s=5)
-    swapped = graph(take(X, iota(S, B, dim=1), iota(S, B, dim=0)))
+    swapped = graph(gather_nd(X, iota(S, B, dim=1), iota(S, B, dim=0)))
     after = simplify(swapped)
     assert count(after, ops.Gather) == 0 and count(after, ops.Transpose) == 1
     same_values(swapped, after, b=2, s=5)
@@ -119,10 +119,10 @@ def test_forms_and_ranges_hold_on_random_expressions() -> None:
 
 def _evaluate(form: Affine, shape: tuple[int, ...]) -> np.ndarray:
     assert isinstance(form.constant, int)
-    out = np.full(shape, form.constant, np.int64)
+    values = np.full(shape, form.constant, np.int64)
     for d, step in enumerate(form.steps):
-        out += np.arange(shape[d]).reshape((-1, *(1,) * (len(shape) - 1 - d))) * int(step)  # type: ignore[arg-type]
-    return out
+        values += np.arange(shape[d]).reshape((-1, *(1,) * (len(shape) - 1 - d))) * int(step)  # type: ignore[arg-type]
+    return values
 
 
 def _random(r: np.random.Generator, depth: int) -> Node:

@@ -70,12 +70,12 @@ def test_conditions_that_are_not_causal_stay(direction: str) -> None:
 
 
 def test_cached_keys_are_lower_right() -> None:
-    more = symbol("t")
-    k, v = (arg(label, B, 2, S + more, 4) for label in "kv")
-    shape = (B, 1, S, S + more)
+    extra = symbol("t")
+    k, v = (arg(label, B, 2, S + extra, 4) for label in "kv")
+    shape = (B, 1, S, S + extra)
     row, col = (ops.Iota(TensorType(i64, shape), d)() for d in (2, 3))
-    seen = ops.compare("LE", col, ops.add(row, ops.full(shape, more, i64)))
-    g = graph(ops.Attention("none", 0.5)(Q, k, v, added(seen)))
+    visible = ops.compare("LE", col, ops.add(row, ops.full(shape, extra, i64)))
+    g = graph(ops.Attention("none", 0.5)(Q, k, v, added(visible)))
     after = simplify(g)
     assert attention(after).op.causal == "lower_right"  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, b=2, s=3, t=4)
@@ -94,18 +94,18 @@ def test_what_is_added_beside_stays(hidden: float) -> None:
 
 def test_only_zeros_are_idle() -> None:
     """Of scores that -1e9 is added to, little or nothing is left."""
-    for value, stays in ((0.0, False), (-1e9, True), (LOWEST, True)):
+    for value, is_kept in ((0.0, False), (-1e9, True), (LOWEST, True)):
         mask = ops.full(SHAPE, value)
         after = simplify(graph(ops.Attention("none", 0.5)(Q, K, V, mask)))
-        assert (len(attention(after).inputs) == 4) == stays
+        assert (len(attention(after).inputs) == 4) == is_kept
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(5, 3), (3, 5), (S, S + 2), (S + 2, S)])
 def test_a_finite_minus_infinity_hides_nothing_from_rows_that_see_no_key(rows: DimLike, cols: DimLike) -> None:
     q, k, v = (arg(label, 1, 2, n, 4) for label, n in (("q", rows), ("k", cols), ("v", cols)))
     row, col = (ops.Iota(TensorType(i64, (1, 1, rows, cols)), d)() for d in (2, 3))
-    seen = ops.compare("LE", col, ops.add(row, ops.full(row.shape, cols - rows, i64)))
-    g = graph(ops.Attention("none", 0.5)(q, k, v, added(seen, LOWEST)))
+    visible = ops.compare("LE", col, ops.add(row, ops.full(row.shape, cols - rows, i64)))
+    g = graph(ops.Attention("none", 0.5)(q, k, v, added(visible, LOWEST)))
     after = simplify(g)
     assert (attention(after).op.causal == "lower_right") == is_at_most(rows, cols)  # type: ignore[attr-defined]
     same_values(g, after, 1e-6, s=4)

@@ -28,8 +28,8 @@ def paged(dtype: DType, queries: int, *, in_pool: bool, has_two_tables: bool = F
     for name, at in zip("kv", (tables[0], tables[-1]), strict=True):
         parts = [Input(name, TensorType(dtype, (*batch, 2, 9, 8)))()]
         parts += [Input(f"{name}s", TensorType(f32, (*batch, 2, 9, 1)))()] if dtype == i8 else []
-        taken = [ops.Take(len(batch) + 1)(x, at) for x in parts]
-        rows = [ops.cast(ops.expand_dims(x, 0) if in_pool else x, f32) for x in taken]
+        gathered = [ops.Take(len(batch) + 1)(x, at) for x in parts]
+        rows = [ops.cast(ops.expand_dims(x, 0) if in_pool else x, f32) for x in gathered]
         wide.append(functools.reduce(ops.mul, rows))
         stored += parts
     inputs = (q, mask, *tables, *stored)

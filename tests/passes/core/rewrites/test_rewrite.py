@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir.dims import Dim, DimLike, symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.rewrite import fueled
@@ -15,7 +16,7 @@ from ingot.ir.show import show
 from ingot.ir.types import TensorType, f32
 from ingot.ir.verify import verify
 from ingot.passes.core.rewrites.rewrite import Rewrite, applied, apply_rewrites, is_sound, parsed
-from tests.passes.core.rewrites.test_equality import arg, dot, t
+from tests.passes.core.rewrites.test_equality import arg, cut, dot, t
 
 RANDOM = np.random.default_rng(0)
 X, C0, C1 = arg("x0", 5, 7), arg("c0", 7, 3), arg("c1", 3, 9)
@@ -36,12 +37,12 @@ def model(inner_is_read: bool = False) -> Graph:
 
 def test_a_match_is_rewritten_under_fast_math() -> None:
     g = model()
-    out = apply_rewrites(g, [ASSOCIATION], fast_math=True)
-    verify(out, "rewrites")
-    (product,) = (n for n in out.nodes() if isinstance(n.op, ops.DotGeneral) and not n.inputs[0].constant)
+    rewritten = apply_rewrites(g, [ASSOCIATION], fast_math=True)
+    verify(rewritten, "rewrites")
+    (product,) = (n for n in rewritten.nodes() if isinstance(n.op, ops.DotGeneral) and not n.inputs[0].constant)
     assert product.inputs[1].shape == (7, 9)
     x = RANDOM.standard_normal((5, 7)).astype(np.float32)
-    np.testing.assert_allclose(interpret(out, [x])[0], interpret(g, [x])[0], 1e-4)
+    np.testing.assert_allclose(interpret(rewritten, [x])[0], interpret(g, [x])[0], 1e-4)
     assert applied(g, [ASSOCIATION], fast_math=True) == [ASSOCIATION]
 
 
@@ -66,8 +67,8 @@ def test_operands_that_must_be_constant_are() -> None:
 def test_rewrites_that_undo_each_other_come_to_an_end() -> None:
     x = Input("in", TensorType(f32, (5, 7)))()
     g = Graph((x,), (t(dot(x, weights(7, 3))),))
-    out = apply_rewrites(g, [TURNED, BACK] * 3)
-    assert out.outputs == g.outputs
+    rewritten = apply_rewrites(g, [TURNED, BACK] * 3)
+    assert rewritten.outputs == g.outputs
 
 
 def test_fuel_counts_them() -> None:
@@ -122,3 +123,124 @@ def test_deep_sharing_is_no_bomb() -> None:
         y = ops.add(y, y)
     bomb = Rewrite.of(Graph((X,), (y,)), Graph((X,), (y,)), True)
     assert parsed(bomb) is None
+
+
+# Rewrites of several results and open sizes
+
+N, M = symbol("n0"), symbol("n1")
+ONES = ops.full((N, N), 1.0, f32)
+V0, V1, V2 = arg("x0", N, 7), arg("c0", 7, 3), arg("c1", 7, 4)
+
+
+def joined(low: int = 3, bounds: tuple[tuple[str, int | None, int | None], ...] = ()) -> Rewrite:
+    """Two products of one value as slices of one. low: where the second starts, right at 3."""
+    concat_product = dot(V0, ops.Concat(1)(V1, V2))
+    before = Graph((V0, V1, V2), (dot(V0, V1), dot(V0, V2)), bounds=bounds)
+    return Rewrite.of(
+        before, Graph(before.inputs, (cut(concat_product, 1, 0, 3), cut(concat_product, 1, low, low + 4))), True
+    )
+
+
+def projections(rows: DimLike, widths: tuple[int, ...] = (3, 4)) -> Graph:
+    x = Input("in", TensorType(f32, (rows, 7)))()
+    h = ops.Exp()(x)
+    return Graph((x,), tuple(ops.Exp()(dot(h, weights(7, w))) for w in widths))
+
+
+def products(g: Graph) -> list[Node]:
+    return [n for n in g.nodes() if isinstance(n.op, ops.DotGeneral)]
+
+
+@pytest.mark.parametrize("rows", [5, symbol("batch"), symbol("batch") * 12])
+def test_several_results_are_rewritten_at_any_size(rows: DimLike) -> None:
+    g = projections(rows) if not isinstance(rows, Dim) or rows == symbol("batch") else _of_sequences()
+    rewritten = apply_rewrites(g, [joined()])
+    verify(rewritten, "rewrites")
+    assert len(products(g)) == 2 and [n.shape for n in products(rewritten)] == [(rows, 7)]
+    for size in (1, 2):
+        shapes = [n.type.substitute({"batch": size}).shape for n in g.inputs]
+        x = [RANDOM.standard_normal(s).astype(np.float32) for s in shapes]  # type: ignore[arg-type]
+        for got, want in zip(interpret(rewritten, x), interpret(g, x), strict=True):
+            np.testing.assert_allclose(got, want, 1e-5)
+
+
+def _of_sequences() -> Graph:
+    x = Input("in", TensorType(f32, (symbol("batch"), 12, 7)))()
+    rows = ops.Reshape((symbol("batch") * 12, 7))(x)
+    return Graph((x,), (dot(rows, weights(7, 3)), dot(rows, weights(7, 4))))
+
+
+def test_each_layer_is_rewritten() -> None:
+    x = h = Input("in", TensorType(f32, (5, 7)))()
+    for _ in range(3):
+        a, b = dot(h, weights(7, 3)), dot(h, weights(7, 4))
+        h = ops.Exp()(ops.Concat(1)(a, b))
+    g = Graph((x,), (h,))
+    rewritten = apply_rewrites(g, [joined()])
+    assert len(products(rewritten)) == 3
+    value = RANDOM.standard_normal((5, 7)).astype(np.float32) / 9
+    np.testing.assert_allclose(interpret(rewritten, [value])[0], interpret(g, [value])[0], 1e-4)
+
+
+def test_results_that_need_each_other_stay() -> None:
+    """dot(h, c0), dot(dot(h, c0) + ..., c1) is no match, nor are two pairs that would wait for each other."""
+    x, y = (Input(n, TensorType(f32, (5, 7)))() for n in "xy")
+    a, b, c = arg("x0", 5, 7), arg("x1", 5, 7), arg("c0", 7, 7)
+    pair, product = Graph((a, b, c), (dot(a, c), dot(b, c))), dot(ops.Concat(0)(a, b), c)
+    rewrite = Rewrite.of(pair, Graph(pair.inputs, (cut(product, 0, 0, 5), cut(product, 0, 5, 10))), True)
+    w, v = weights(7, 7), weights(7, 7)
+    chain = Graph((x,), (dot(ops.Exp()(dot(x, w)), w),))
+    assert apply_rewrites(chain, [rewrite]).outputs == chain.outputs
+    # w's second product needs v's first, v's second w's first: one pair can be joined, not both
+    w_first, v_first = dot(x, w), dot(y, v)
+    crossed = Graph((x, y), (dot(ops.Exp()(v_first), w), dot(ops.Exp()(w_first), v)))
+    rewritten = apply_rewrites(crossed, [rewrite])
+    assert len(products(rewritten)) == 3
+    feeds = [RANDOM.standard_normal((5, 7)).astype(np.float32) for _ in range(2)]
+    for got, want in zip(interpret(rewritten, feeds), interpret(crossed, feeds), strict=True):
+        np.testing.assert_allclose(got, want, 1e-4)
+
+
+def test_other_sizes_of_the_same_symbol_are_no_match() -> None:
+    g = Graph((x := Input("in", TensorType(f32, (5, 6)))(),), (ops.Exp()(dot(x, t(x))),))
+    square, v = arg("x0", N, N), arg("x1", N, 7)
+    permuted = Rewrite.of(
+        Graph((square, v), (dot(square, dot(square, v)),)), Graph((square, v), (dot(dot(square, square), v),)), False
+    )
+    assert is_sound(permuted) and apply_rewrites(g, [permuted], fast_math=True).outputs == g.outputs
+
+
+def test_bounds_limit_where_a_rewrite_is_applied() -> None:
+    within = joined(bounds=(("n0", 1, 64),))
+    assert str(within).endswith("(exact, for n0: 1..64)") and str(joined()).endswith("(exact, for all n0)")
+    g = projections(symbol("batch"))
+    assert apply_rewrites(g, [within]).outputs == g.outputs
+    bounded = Graph(g.inputs, g.outputs, bounds=(("batch", 2, 8),))
+    assert len(products(apply_rewrites(bounded, [within]))) == 1
+    assert len(products(apply_rewrites(projections(64), [within]))) == 1
+    assert len(products(apply_rewrites(projections(65), [within]))) == 2
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        joined(low=2),  # a column too early: the same type, other values
+        Rewrite(joined().before, joined().after.replace("return %5, %6", "return %5"), True),
+        # right for one size alone
+        Rewrite.of(
+            Graph((V0, S := arg("x1", N, N)), (ops.mul(dot(S, V0), 4.0), dot(S, S))),
+            Graph(
+                (V0, S), (dot(ops.mul(S, dot(ops.full((N, N), 1.0, f32), ops.full((N, N), 1.0, f32))), V0), dot(S, S))
+            ),
+            False,
+        ),
+        # a size that no input has, a size that the run finds, a condition
+        Rewrite.of(Graph((V := arg("x0", N * M, 7), V1), (dot(V, V1),)), Graph((V, V1), (dot(V, V1),)), True),
+        Rewrite(joined().before.replace("n0", "$n0"), joined().after.replace("n0", "$n0"), True),
+    ],
+    ids=["shifted", "a result less", "one size", "no such size", "a computed size"],
+)
+def test_wrong_rewrites_of_several_results_and_sizes_are_refused(bad: Rewrite) -> None:
+    assert parsed(bad) is None or not is_sound(bad)
+    g = projections(symbol("batch"))
+    assert apply_rewrites(g, [bad], fast_math=True).outputs == g.outputs

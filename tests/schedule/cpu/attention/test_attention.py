@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import symbol
-from ingot.ir.node import Graph
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, f32
 from ingot.ops import Attention, Reshape, Slice, Transpose
 from ingot.passes.fusion.fuse import fuse
+from ingot.schedule.cpu.attention.decode import MAX_HEAD_SIZE
+from ingot.support.limits import Limits, limited
+from tests.growth import lowered
 from tests.schedule.compiled import MACHINES, NATIVE, check, inputs_like, op_graph, run, slow
 
 SIZES = {
@@ -55,8 +59,8 @@ def test_causal_and_masks(sizes: tuple[int, ...], machine) -> None:
 def test_one_query_without_its_axes(machine) -> None:
     """The places of a vector of queries are one place then."""
     xs = operands(1, 1, 1, 1, 1, 2, 2)
-    whole = op_graph(Attention("lower_right", 0.2), xs)
-    check(Graph(whole.inputs, (Reshape((1, 2))(*whole.outputs),)), xs, machine=machine)
+    unmasked = op_graph(Attention("lower_right", 0.2), xs)
+    check(Graph(unmasked.inputs, (Reshape((1, 2))(*unmasked.outputs),)), xs, machine=machine)
 
 
 def test_decode_splits_keys_over_threads() -> None:
@@ -65,11 +69,24 @@ def test_decode_splits_keys_over_threads() -> None:
         check(op_graph(Attention(causal, 0.2), xs), xs)
     hidden = [*xs, np.arange(3000) > 2900]
     check(op_graph(Attention("none", 0.2), hidden), hidden)
-    nothing = [*xs, np.zeros((1, 3000), bool)]
-    check(op_graph(Attention("none", 0.2), nothing), nothing)
+    masked = [*xs, np.zeros((1, 3000), bool)]
+    check(op_graph(Attention("none", 0.2), masked), masked)
     xs[1][0, 0, 2000, 5] = np.nan
     for guarded in (False, True):
         check(op_graph(Attention("none", 0.2, guarded=guarded), xs), xs)
+
+
+@pytest.mark.parametrize("depth, cols", [(8, MAX_HEAD_SIZE + 3), (MAX_HEAD_SIZE + 3, 8)])
+def test_heads_that_are_too_wide_to_unroll(depth: int, cols: int) -> None:
+    xs = operands(1, 1, 1, 2, 5, depth, cols)
+    check(op_graph(Attention("none", 0.01), xs), xs)
+
+
+def test_a_head_of_any_size_compiles_in_bounded_time() -> None:
+    types = [TensorType(f32, (1, 1, rows, size)) for rows, size in ((2, 8), (5, 8), (5, 1 << 31))]
+    graph = Graph(tuple(xs := [Input(f"x{i}", t)() for i, t in enumerate(types)]), (Attention()(*xs),))
+    with limited(Limits(seconds=20)):
+        assert 1 <= lowered(graph) < 9
 
 
 def test_narrow_storage() -> None:
@@ -115,7 +132,7 @@ def test_keys_in_pages(sizes: tuple[int, ...], machine) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
-@pytest.mark.parametrize("window", [1, 40, 200])
+@pytest.mark.parametrize("window", [40, *slow(1, 200)])
 def test_blocks_that_a_mask_hides_are_not_read(window: int, machine) -> None:
     """A sliding window, queries that see nothing, and keys that nothing sees: their values are NaN."""
     q, key, value = operands(1, 4, 2, 300, 700, 32, 24)
@@ -175,8 +192,8 @@ def test_heads_are_read_and_written_in_place(sq: int) -> None:
     (x,) = inputs_like([qkv])
 
     def part(i: int):
-        own = Slice((0, 0, i * h * d), (b, sq, (i + 1) * h * d), (1, 1, 1))(x)
-        return Transpose((0, 2, 1, 3))(Reshape((b, sq, h, d))(own))
+        head_slice = Slice((0, 0, i * h * d), (b, sq, (i + 1) * h * d), (1, 1, 1))(x)
+        return Transpose((0, 2, 1, 3))(Reshape((b, sq, h, d))(head_slice))
 
     y = Attention("lower_right", 0.2)(part(0), part(1), part(2))
     graph = Graph((x,), (Reshape((b, sq, h * d))(Transpose((0, 2, 1, 3))(y)),))

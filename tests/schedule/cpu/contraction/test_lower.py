@@ -34,8 +34,8 @@ def test_rows_of_a_transposed_operand(dynamic: bool, machine, monkeypatch: pytes
     for batch, steps in ((1, 9), (3, 14)):
         xs = [rng.standard_normal((batch, steps, 20)).astype(np.float32)]
         ins = inputs_like(xs, shapes)
-        turned = ops.Transpose((1, 0, 2))(ins[0])
-        graph = Graph(tuple(ins), (ops.DotGeneral(((), ()), ((2,), (0,)))(turned, weights),))
+        transposed = ops.Transpose((1, 0, 2))(ins[0])
+        graph = Graph(tuple(ins), (ops.DotGeneral(((), ()), ((2,), (0,)))(transposed, weights),))
         check(graph, xs, machine=machine)
     assert rows == [1, 1]
 

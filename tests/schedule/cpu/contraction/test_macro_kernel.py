@@ -35,7 +35,7 @@ def build(
     """
     plan = plan or plan_contraction(c, machine)
     a, b = Buffer("a", c.a), Buffer("b", c.b)
-    out, extra = Buffer("out", c.acc, writable=True), Buffer("bias", c.acc)
+    result, extra = Buffer("out", c.acc, writable=True), Buffer("bias", c.acc)
     top, chunk = Block(), k.var("chunk")
 
     def write(block: Block, index: tuple[k.Expr, ...], acc: k.Expr, mask: k.Expr | None) -> None:
@@ -45,16 +45,16 @@ def build(
             last = index[-1].base if isinstance(index[-1], k.Ramp) else index[-1]
             acc = k.binary("max", k.add(acc, k.load(extra, last, acc.lanes, mask)), k.lit(0.0, c.acc, acc.lanes))
         if isinstance(at, k.Ramp) and at.step != 1:
-            block.store(out, at, acc, mask)
+            block.store(result, at, acc, mask)
         else:
-            block.store(out, first, acc, mask)
+            block.store(result, first, acc, mask)
 
     chunks = emit_macro_kernel(top, chunk, c, plan, Operand(a), Operand(b), write)
     dims = [x.extent for g in (c.batch, c.rows, c.cols, c.reduce) for x in g]
     dims += [s for g in (c.batch, c.rows, c.cols, c.reduce) for x in g for s in (x.a, x.b)]
     dims += out_strides
     names = sorted(set().union(*(symbols_of(d) for d in dims)))
-    params = (a, b, out, extra) if bias else (a, b, out)
+    params = (a, b, result, extra) if bias else (a, b, result)
     return Kernel("k", params, tuple(k.var(n) for n in names), chunk, chunks, top.body), plan
 
 
@@ -100,9 +100,9 @@ def test_matmul(shape: tuple[int, int, int], machine: Machine) -> None:
     m, n, kk = shape
     c = matmul(m, n, kk)
     kernel, plan = build(c, machine, (n, 1), bias=True)
-    a, b, bias, out = random(m, kk), random(kk, n), random(n), place(np.full((m, n), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out, bias])
-    np.testing.assert_allclose(out, np.maximum(a @ b + bias, 0), rtol=1e-4, atol=1e-4)
+    a, b, bias, result = random(m, kk), random(kk, n), random(n), place(np.full((m, n), np.nan, np.float32))
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), result, bias])
+    np.testing.assert_allclose(result, np.maximum(a @ b + bias, 0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -111,9 +111,9 @@ def test_f64_and_run_time_b(packed: bool, machine: Machine) -> None:
     m, n, kk = 37, 45, 20
     c = matmul(m, n, kk, f64, packed)
     kernel, plan = build(c, machine, (n, 1))
-    a, b, out = random(m, kk, dtype=f64), random(kk, n, dtype=f64), place(np.full((m, n), np.nan))
-    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)) if packed else b, out])
-    np.testing.assert_allclose(out, a @ b, rtol=1e-12, atol=1e-12)
+    a, b, result = random(m, kk, dtype=f64), random(kk, n, dtype=f64), place(np.full((m, n), np.nan))
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)) if packed else b, result])
+    np.testing.assert_allclose(result, a @ b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -126,9 +126,9 @@ def test_dynamic_extents(sizes: tuple[int, int, int], machine: Machine) -> None:
     )
     kernel, _ = build(c, machine, (m * n, n, 1))
     x, y, z = sizes
-    a, b, out = random(3, x, z), random(3, z, y), place(np.full((3, x, y), np.nan, np.float32))
-    run(kernel, [a, b, out], {"m": x, "n": y, "kk": z})
-    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+    a, b, result = random(3, x, z), random(3, z, y), place(np.full((3, x, y), np.nan, np.float32))
+    run(kernel, [a, b, result], {"m": x, "n": y, "kk": z})
+    np.testing.assert_allclose(result, a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_dynamic_rows_packed_b() -> None:
@@ -139,9 +139,9 @@ def test_dynamic_rows_packed_b() -> None:
     packed = place(pack_panels(1, c, plan).apply(b))
     native = Native(kernel)
     for rows in (1, 2, 7, 29, 300):
-        a, out = random(rows, 48), place(np.full((rows, 200), np.nan, np.float32))
-        native([a, packed, out, bias], [rows], count(kernel.chunks, {"m": rows}))
-        np.testing.assert_allclose(out, np.maximum(a @ b + bias, 0), rtol=1e-4, atol=1e-4)
+        a, result = random(rows, 48), place(np.full((rows, 200), np.nan, np.float32))
+        native([a, packed, result, bias], [rows], count(kernel.chunks, {"m": rows}))
+        np.testing.assert_allclose(result, np.maximum(a @ b + bias, 0), rtol=1e-4, atol=1e-4)
 
 
 CONVS = [  # n, h, w, ci, co, kernel, stride, groups
@@ -158,9 +158,9 @@ def test_convolution(conv: tuple[int, ...], machine: Machine) -> None:
     c, oh, ow = convolution(conv)
     x, weights, bias = random(n, h, w, ci), random(s, s, ci // groups, co), random(co)
     kernel, plan = build(c, machine, (co // groups, oh * ow * co, ow * co, co, 1))
-    out = place(np.full((n, oh, ow, co), np.nan, np.float32))
-    run(kernel, [x, place(pack_panels(1, c, plan).apply(weights)), out])
-    np.testing.assert_allclose(out, reference(x, weights, stride, groups), rtol=1e-4, atol=1e-4)
+    result = place(np.full((n, oh, ow, co), np.nan, np.float32))
+    run(kernel, [x, place(pack_panels(1, c, plan).apply(weights)), result])
+    np.testing.assert_allclose(result, reference(x, weights, stride, groups), rtol=1e-4, atol=1e-4)
     del bias
 
 
@@ -214,18 +214,18 @@ def test_every_tile_shape_is_exact(tile: tuple[int, int, int]) -> None:
     plan = replace(plan, chunk_rows=ow if lines > 1 else min(width, ow))
     x, weights = random(1, 7, 7, 16), random(1, 1, 16, 70)
     kernel, _ = build(c, AVX512, (70, oh * ow * 70, ow * 70, 70, 1), plan=plan)
-    out = place(np.full((1, oh, ow, 70), np.nan, np.float32))
-    run(kernel, [x, place(pack_panels(1, c, plan).apply(weights)), out])
-    np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
+    result = place(np.full((1, oh, ow, 70), np.nan, np.float32))
+    run(kernel, [x, place(pack_panels(1, c, plan).apply(weights)), result])
+    np.testing.assert_allclose(result, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
 
 
 def test_transposed_output() -> None:
     m, n, kk = 20, 24, 8
     c = matmul(m, n, kk)
     kernel, plan = build(c, MACHINES[0], (1, m))
-    a, b, out = random(m, kk), random(kk, n), place(np.full((n, m), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out])
-    np.testing.assert_allclose(out, (a @ b).T, rtol=1e-4, atol=1e-4)
+    a, b, result = random(m, kk), random(kk, n), place(np.full((n, m), np.nan, np.float32))
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), result])
+    np.testing.assert_allclose(result, (a @ b).T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [45, "m"])
@@ -239,9 +239,9 @@ def test_reduction_in_blocks(rows: object) -> None:
     )  # fmt: skip
     kernel, _ = build(c, AVX512, (70, 1), plan=plan)
     kernel = replace(kernel, scratch_bytes=plan.scratch_bytes)
-    a, b, out = random(45, 96), random(96, 70), place(np.full((45, 70), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out], {"m": 45})
-    np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+    a, b, result = random(45, 96), random(96, 70), place(np.full((45, 70), np.nan, np.float32))
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), result], {"m": 45})
+    np.testing.assert_allclose(result, a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_convolution_in_blocks_of_kernel_rows() -> None:
@@ -253,9 +253,9 @@ def test_convolution_in_blocks_of_kernel_rows() -> None:
     plan = replace(plan, scratch_bytes=3 * 7 * 32 * 4)
     x, weights = random(1, 9, 9, 16), random(3, 3, 16, 40)
     kernel, _ = build(c, AVX512, (40, oh * ow * 40, ow * 40, 40, 1), plan=plan)
-    out = place(np.full((1, oh, ow, 40), np.nan, np.float32))
-    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(pack_panels(1, c, plan).apply(weights)), out])
-    np.testing.assert_allclose(out, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
+    result = place(np.full((1, oh, ow, 40), np.nan, np.float32))
+    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [x, place(pack_panels(1, c, plan).apply(weights)), result])
+    np.testing.assert_allclose(result, reference(x, weights, 1, 1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -271,9 +271,9 @@ def test_transposed_run_time_b(n: int | str, kk: int | str, machine: Machine) ->
     kernel, plan = build(c, machine, (21 * columns, columns, 1))
     assert (plan.panel_offset >= 0) == isinstance(kk, int)
     x, y = 45 if n == "n" else int(str(n)), 40
-    a, b, out = random(2, 21, y), random(2, x, y), place(np.full((2, 21, x), np.nan, np.float32))
-    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [a, b, out], {"n": x, "kk": y})
-    np.testing.assert_allclose(out, a @ b.transpose(0, 2, 1), rtol=1e-4, atol=1e-4)
+    a, b, result = random(2, 21, y), random(2, x, y), place(np.full((2, 21, x), np.nan, np.float32))
+    run(replace(kernel, scratch_bytes=plan.scratch_bytes), [a, b, result], {"n": x, "kk": y})
+    np.testing.assert_allclose(result, a @ b.transpose(0, 2, 1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [f16, bf16])
@@ -281,9 +281,9 @@ def test_half_operands_accumulate_in_f32(dtype: DType) -> None:
     c = replace(matmul(19, 50, 24), a=dtype, b=dtype)
     kernel, plan = build(c, MACHINES[0], (50, 1))
     a, b = random(19, 24, dtype=dtype), random(24, 50, dtype=dtype)
-    out = place(np.full((19, 50), np.nan, np.float32))
-    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out])
-    np.testing.assert_allclose(out, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-4, atol=1e-4)
+    result = place(np.full((19, 50), np.nan, np.float32))
+    run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), result])
+    np.testing.assert_allclose(result, a.astype(np.float32) @ b.astype(np.float32), rtol=1e-4, atol=1e-4)
 
 
 def test_rows_of_unknown_number_share_a_panel() -> None:
@@ -296,6 +296,6 @@ def test_rows_of_unknown_number_share_a_panel() -> None:
         assert plan.chunk_rows >= 32
         kernel, _ = build(c, AVX512, (256, 1), plan=plan)
     for m in (1, 37):
-        a, b, out = random(m, 256), random(256, 256), place(np.full((m, 256), np.nan, np.float32))
-        run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), out], {"m": m})
-        np.testing.assert_allclose(out, a @ b, rtol=1e-4, atol=1e-4)
+        a, b, result = random(m, 256), random(256, 256), place(np.full((m, 256), np.nan, np.float32))
+        run(kernel, [a, place(pack_panels(1, c, plan).apply(b)), result], {"m": m})
+        np.testing.assert_allclose(result, a @ b, rtol=1e-4, atol=1e-4)

@@ -21,23 +21,23 @@ def rows(*shape: DimLike) -> Node:
     return Input("x", TensorType(f32, shape))()
 
 
-def linear(x: Node, weight: np.ndarray, turned: bool = False) -> Node:
-    """Along the last dimension, with a bias. turned: the weights are [out, in]."""
+def linear(x: Node, weight: np.ndarray, is_transposed: bool = False) -> Node:
+    """Along the last dimension, with a bias. is_transposed: the weights are [out, in]."""
     last = x.type.rank - 1
-    dot = ops.DotGeneral(((), ()), ((last,), (1 if turned else 0,)))
-    y = dot(x, const(weight.T.copy() if turned else weight))
+    dot = ops.DotGeneral(((), ()), ((last,), (1 if is_transposed else 0,)))
+    y = dot(x, const(weight.T.copy() if is_transposed else weight))
     return ops.add(y, ops.BroadcastInDim(y.shape, (last,))(const(values(weight.shape[1]))))
 
 
-def mlp(x: Node, hidden: int, out: int, turned: bool = False) -> Node:
+def mlp(x: Node, hidden: int, out_features: int, is_transposed: bool = False) -> Node:
     (narrow,) = static_shape(x.shape[-1:])
-    wide = silu(linear(x, values(narrow, hidden) / 4, turned))
-    return linear(wide, values(hidden, out) / 4, turned)
+    wide = silu(linear(x, values(narrow, hidden) / 4, is_transposed))
+    return linear(wide, values(hidden, out_features) / 4, is_transposed)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize(
-    ("count", "narrow", "hidden", "out", "turned"),
+    ("count", "narrow", "hidden", "out_features", "is_transposed"),
     [
         (3001, 33, 100, 33, False),
         (700, 70, 391, 70, True),
@@ -46,10 +46,10 @@ def mlp(x: Node, hidden: int, out: int, turned: bool = False) -> Node:
         (513, 200, 600, 17, False),
     ],
 )
-def test_sizes(count: int, narrow: int, hidden: int, out: int, turned: bool, machine: Machine) -> None:
+def test_sizes(count: int, narrow: int, hidden: int, out_features: int, is_transposed: bool, machine: Machine) -> None:
     x = rows(count, narrow)
-    y = mlp(x, hidden, out, turned)
-    graph = Graph((x,), (ops.add(x, y) if out == narrow else y,))
+    y = mlp(x, hidden, out_features, is_transposed)
+    graph = Graph((x,), (ops.add(x, y) if out_features == narrow else y,))
     assert kinds(graph) == ["contraction"]
     check(graph, [values(count, narrow)], machine=machine)
 

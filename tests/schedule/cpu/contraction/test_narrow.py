@@ -36,7 +36,7 @@ def run(
     target: tuple[Machine, Features],
     a: np.ndarray,
     b: np.ndarray,
-    out: np.ndarray,
+    result: np.ndarray,
     strides: tuple[DimLike, ...],
     dims: dict[str, int] | None = None,
 ) -> None:
@@ -47,7 +47,7 @@ def run(
     packed = place(pack_panels(1, c, plan).apply(b)) if c.packed else place(b)
     sizes = dims or {}
     values = [sizes[v.name] for v in kernel.dims]
-    Native(kernel, features)([place(a), packed, out], values, count(kernel.chunks, sizes))
+    Native(kernel, features)([place(a), packed, result], values, count(kernel.chunks, sizes))
 
 
 def near(got: np.ndarray, a: np.ndarray, b: np.ndarray, terms: int) -> None:
@@ -57,6 +57,7 @@ def near(got: np.ndarray, a: np.ndarray, b: np.ndarray, terms: int) -> None:
     assert np.all(np.abs(got - want) <= bound + 1e-30)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("shape", [(5, 9, 7), (1, 200, 33), (20, 17, 1), (33, 100, 2050), (64, 96, 768), (3, 40, 2)])
@@ -64,11 +65,12 @@ def test_matmul(shape: tuple[int, int, int], types: tuple[DType, DType], target:
     m, n, kk = shape
     c = replace(matmul(m, n, kk), a=types[0], b=types[1])
     a, b = random(m, kk, dtype=types[0]), random(kk, n, dtype=types[1])
-    out = place(np.full((m, n), np.nan, np.float32))
-    run(c, target, a, b, out, (n, 1))
-    near(out, a, b, kk + 1)
+    result = place(np.full((m, n), np.nan, np.float32))
+    run(c, target, a, b, result, (n, 1))
+    near(result, a, b, kk + 1)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", TYPES)
 @pytest.mark.parametrize("conv", CONVS)
@@ -78,10 +80,10 @@ def test_convolution(conv: tuple[int, ...], types: tuple[DType, DType], target: 
     c, oh, ow = convolution(conv)
     c = replace(c, a=types[0], b=types[1])
     x, weights = random(n, h, w, ci, dtype=types[0]), random(s, s, ci // groups, co, dtype=types[1])
-    out = place(np.full((n, oh, ow, co), np.nan, np.float32))
-    run(c, target, x, weights, out, (co // groups, oh * ow * co, ow * co, co, 1))
+    result = place(np.full((n, oh, ow, co), np.nan, np.float32))
+    run(c, target, x, weights, result, (co // groups, oh * ow * co, ow * co, co, 1))
     want = reference(x.astype(np.float32), weights.astype(np.float32), stride, groups)
-    np.testing.assert_allclose(out, want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -89,9 +91,9 @@ def test_rows_known_at_run_time(target: tuple[Machine, Features]) -> None:
     c = replace(matmul(symbol("m"), 70, 47), a=bf16, b=bf16)
     for rows in (1, 6, 45):
         a, b = random(rows, 47, dtype=bf16), random(47, 70, dtype=bf16)
-        out = place(np.full((rows, 70), np.nan, np.float32))
-        run(c, target, a, b, out, (70, 1), {"m": rows})
-        near(out, a, b, 48)
+        result = place(np.full((rows, 70), np.nan, np.float32))
+        run(c, target, a, b, result, (70, 1), {"m": rows})
+        near(result, a, b, 48)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -100,9 +102,9 @@ def test_strided_rows_of_a(target: tuple[Machine, Features]) -> None:
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), bf16, bf16, f32)
     assert c.k_per_lane == 1
     a, b = random(21, 9, dtype=bf16), random(21, 40, dtype=bf16)
-    out = place(np.full((9, 40), np.nan, np.float32))
-    run(c, target, a, b, out, (40, 1))
-    near(out, np.ascontiguousarray(a.T), b, 22)
+    result = place(np.full((9, 40), np.nan, np.float32))
+    run(c, target, a, b, result, (40, 1))
+    near(result, np.ascontiguousarray(a.T), b, 22)
 
 
 BYTES: list[tuple[Machine, Features]] = [
@@ -131,9 +133,9 @@ def test_matmul_of_bytes(shape: tuple[int, int, int], target: tuple[Machine, Fea
     c = of_bytes(matmul(m, n, kk))
     assert c.k_per_lane == (4 if kk > 1 else 1)
     a, b = bytes_of(u8, m, kk), bytes_of(i8, kk, n)
-    out = place(np.full((m, n), -7, np.int32))
-    run(c, target, a, b, out, (n, 1))
-    np.testing.assert_array_equal(out, a.astype(np.int64) @ b.astype(np.int64))
+    result = place(np.full((m, n), -7, np.int32))
+    run(c, target, a, b, result, (n, 1))
+    np.testing.assert_array_equal(result, a.astype(np.int64) @ b.astype(np.int64))
 
 
 @pytest.mark.parametrize("target", BYTES)
@@ -142,9 +144,9 @@ def test_convolution_of_bytes(conv: tuple[int, ...], target: tuple[Machine, Feat
     n, h, w, ci, co, s, stride, groups = conv
     c, oh, ow = convolution(conv)
     x, weights = bytes_of(u8, n, h, w, ci), bytes_of(i8, s, s, ci // groups, co)
-    out = place(np.full((n, oh, ow, co), -7, np.int32))
-    run(of_bytes(c), target, x, weights, out, (co // groups, oh * ow * co, ow * co, co, 1))
-    np.testing.assert_array_equal(out, reference(x.astype(np.int64), weights.astype(np.int64), stride, groups))
+    result = place(np.full((n, oh, ow, co), -7, np.int32))
+    run(of_bytes(c), target, x, weights, result, (co // groups, oh * ow * co, ow * co, co, 1))
+    np.testing.assert_array_equal(result, reference(x.astype(np.int64), weights.astype(np.int64), stride, groups))
 
 
 @pytest.mark.parametrize("target", BYTES)
@@ -152,9 +154,9 @@ def test_strided_bytes_of_a(target: tuple[Machine, Features]) -> None:
     c = Contraction((), (Axis(9, 1),), (Axis(40, 0, 1),), (Axis(21, 9, 40),), u8, i8, i32)
     assert c.k_per_lane == 1
     a, b = bytes_of(u8, 21, 9), bytes_of(i8, 21, 40)
-    out = place(np.full((9, 40), -7, np.int32))
-    run(c, target, a, b, out, (40, 1))
-    np.testing.assert_array_equal(out, a.astype(np.int64).T @ b.astype(np.int64))
+    result = place(np.full((9, 40), -7, np.int32))
+    run(c, target, a, b, result, (40, 1))
+    np.testing.assert_array_equal(result, a.astype(np.int64).T @ b.astype(np.int64))
 
 
 def test_packed_pairs() -> None:
@@ -175,20 +177,20 @@ def test_infinities_and_nan_pass(special: float) -> None:
         a[1, kk - 1] = b[kk - 1, 3] = special
         c = replace(matmul(4, 20, kk), a=bf16, b=bf16)
         for target in TARGETS:
-            out = place(np.zeros((4, 20), np.float32))
-            run(c, target, a, b, out, (20, 1))
+            result = place(np.zeros((4, 20), np.float32))
+            run(c, target, a, b, result, (20, 1))
             with np.errstate(invalid="ignore"):
                 want = a.astype(np.float32) @ b.astype(np.float32)
-            np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(result, want, rtol=1e-5, atol=1e-5)
 
 
 def test_large_values_do_not_overflow_before_the_sum() -> None:
     a = np.full((1, 4), 3e38, np.float32).astype(ml_dtypes.bfloat16)
     b = np.tile(np.array([[0.5], [-0.5], [0.25], [0.25]], np.float32), (1, 16)).astype(ml_dtypes.bfloat16)
     for target in TARGETS:
-        out = place(np.zeros((1, 16), np.float32))
-        run(replace(matmul(1, 16, 4), a=bf16, b=bf16), target, a, b, out, (16, 1))
-        np.testing.assert_allclose(out, float(a[0, 0]) / 2, rtol=1e-6)
+        result = place(np.zeros((1, 16), np.float32))
+        run(replace(matmul(1, 16, 4), a=bf16, b=bf16), target, a, b, result, (16, 1))
+        np.testing.assert_allclose(result, float(a[0, 0]) / 2, rtol=1e-6)
 
 
 def test_the_kernel_reads_pairs() -> None:

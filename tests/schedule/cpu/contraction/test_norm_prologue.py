@@ -16,7 +16,7 @@ from ingot.passes.fusion.fuse import fuse
 from ingot.schedule.cpu.machine import Machine
 from tests.schedule.compiled import MACHINES, check, compile_graph
 from tests.schedule.cpu.contraction.test_mlp import mlp
-from tests.schedule.cpu.contraction.test_prologue import along, arg, dot, pixelwise, values, with_relu
+from tests.schedule.cpu.contraction.test_prologue import arg, broadcast_dims, dot, pixelwise, values, with_relu
 
 
 def normed(x: Node, centred: bool = True) -> Node:
@@ -25,7 +25,7 @@ def normed(x: Node, centred: bool = True) -> Node:
     if centred:
         x = build.sub(x, build.mean(x, last, keepdims=True))
     y = build.mul(x, ops.Rsqrt()(build.add(build.mean(build.mul(x, x), last, keepdims=True), 1e-5)))
-    weight, bias = (along(const(values(c)), x, last) for _ in range(2))
+    weight, bias = (broadcast_dims(const(values(c)), x, last) for _ in range(2))
     return ops.add(ops.mul(y, weight), bias)
 
 

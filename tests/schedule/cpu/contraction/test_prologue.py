@@ -28,15 +28,15 @@ def arg(label: str, *shape: DimLike, dtype: DType = f32) -> Node:
     return Input(label, TensorType(dtype, shape))()
 
 
-def along(x: Node, like: Node, *dims: int) -> Node:
+def broadcast_dims(x: Node, like: Node, *dims: int) -> Node:
     return ops.BroadcastInDim(like.shape, dims)(x)
 
 
 def normed(x: Node) -> Node:
     """relu(x * scale + shift), along the last dimension."""
     last, c = x.type.rank - 1, int(str(x.shape[-1]))
-    scale, shift = (along(const(values(c)), x, last) for _ in range(2))
-    zero = along(ops.scalar(0.0, x.dtype), x)
+    scale, shift = (broadcast_dims(const(values(c)), x, last) for _ in range(2))
+    zero = broadcast_dims(ops.scalar(0.0, x.dtype), x)
     return ops.Max()(ops.add(ops.mul(x, scale), shift), zero)
 
 
@@ -57,7 +57,7 @@ def only_group(graph: Graph) -> Group:
 
 
 def with_relu(y: Node) -> Node:
-    return ops.Max()(y, along(ops.scalar(0.0, y.dtype), y))
+    return ops.Max()(y, broadcast_dims(ops.scalar(0.0, y.dtype), y))
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
@@ -72,7 +72,9 @@ def test_sizes(rows: int, k: int, columns: int, machine: Machine) -> None:
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_gated_images(stride: int) -> None:
     x, gate = arg("x", symbol("n"), 40, 37, 21), arg("gate", symbol("n"), 21)
-    graph = Graph((x, gate), (pixelwise(ops.mul(x, along(gate, x, 0, 3)), 24, stride),), bounds=(("n", 0, None),))
+    graph = Graph(
+        (x, gate), (pixelwise(ops.mul(x, broadcast_dims(gate, x, 0, 3)), 24, stride),), bounds=(("n", 0, None),)
+    )
     assert only_group(graph).kind == "contraction"
     compiled = compile_graph(graph)
     for n in (0, 1, 3):

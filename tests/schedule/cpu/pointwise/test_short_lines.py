@@ -19,7 +19,7 @@ from ingot.schedule.cpu.machine import AVX2, AVX512
 from ingot.schedule.cpu.pointwise.lower import lower_pointwise
 from tests.schedule.compiled import MACHINES, check, inputs_like, slow
 
-every = pytest.mark.parametrize(
+on_machines = pytest.mark.parametrize(
     "machine", [*MACHINES, replace(AVX2, vector_bits=128)], ids=lambda m: f"{m.vector_bits}"
 )
 
@@ -32,7 +32,7 @@ def values(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.sampled(5)
-@every
+@on_machines
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 16, 17, 33, 63, 65])
 def test_lines(size: int, memory: bool, machine) -> None:
@@ -46,7 +46,7 @@ def test_lines(size: int, memory: bool, machine) -> None:
         check(Graph(tuple(ins), outs), xs, machine=machine)
 
 
-@every
+@on_machines
 def test_any_number_of_lines(machine) -> None:
     """Symbolic, joined of several dimensions, and what tells lines apart, which is done in another way."""
     for shape in ((40, 3), (2, 9, 7, 3)):
@@ -56,7 +56,7 @@ def test_any_number_of_lines(machine) -> None:
         check(Graph(tuple(ins), (op.div(op.add(ins[0], ins[2]), ins[1]),)), xs, machine=machine)
 
 
-@every
+@on_machines
 @pytest.mark.parametrize("dtype", [bf16, f16, f64, u8, i8, i64], ids=str)
 def test_other_elements(dtype: DType, machine) -> None:
     """A picture of bytes that is scaled and shifted by channel, and what is no byte."""
@@ -76,19 +76,19 @@ def test_vectors_cross_lines() -> None:
     assert text.count(":16]") == 6
 
 
-@every
+@on_machines
 def test_a_value_for_each_line(machine) -> None:
     """A vector along the lines is spread to the box as one across them is, but tells lines apart."""
     xs = [values(40, 3), values(40), values(3)]
     a, b, c = ins = inputs_like(xs)
     box = a.type.shape
-    own, same = ops.BroadcastInDim(box, (0,))(b), ops.BroadcastInDim(box, (1,))(c)
-    check(Graph(tuple(ins), (op.add(op.mul(a, own), same),)), xs, machine=machine)
-    check(Graph((b,), (op.mul(own, 2.0),)), xs[1:2], machine=machine)
+    row_value, column_value = ops.BroadcastInDim(box, (0,))(b), ops.BroadcastInDim(box, (1,))(c)
+    check(Graph(tuple(ins), (op.add(op.mul(a, row_value), column_value),)), xs, machine=machine)
+    check(Graph((b,), (op.mul(row_value, 2.0),)), xs[1:2], machine=machine)
 
 
 @pytest.mark.sampled(3)
-@every
+@on_machines
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
 @pytest.mark.parametrize("dtype", [f32, u8, *slow(f16, f64)], ids=str)
 def test_lines_across_operands(dtype: DType, memory: bool, machine) -> None:
@@ -101,8 +101,8 @@ def test_lines_across_operands(dtype: DType, memory: bool, machine) -> None:
             a, b, c = ins = inputs_like([y, row, column])
             order = (*range(len(batch) - 1), len(batch), len(batch) - 1)
             check(Graph((a,), (op.transpose(a, order),)), [y], machine=machine)
-            moved = op.transpose(op.add(op.mul(a, b), c), order)
-            check(Graph(tuple(ins), (moved,)), [y, row, column], machine=machine)
+            transposed = op.transpose(op.add(op.mul(a, b), c), order)
+            check(Graph(tuple(ins), (transposed,)), [y, row, column], machine=machine)
 
 
 def test_transposes_of_few_columns_gather_nothing() -> None:

@@ -45,12 +45,12 @@ def constants(op: Recurrent, xs: list[np.ndarray]) -> tuple[int, ...]:
 def constant_graph(op: Recurrent, xs: list[np.ndarray], shapes: dict[int, tuple[object, ...]] | None = None) -> Graph:
     """Parameters as constants, the rest as inputs."""
     ins = inputs_like(xs, shapes)  # type: ignore[arg-type]
-    known = constants(op, xs)
-    args = [const(x) if i in known else n for i, (x, n) in enumerate(zip(xs, ins, strict=True))]
-    return Graph(tuple(n for i, n in enumerate(ins) if i not in known), op(*args).results)
+    weights = constants(op, xs)
+    args = [const(x) if i in weights else n for i, (x, n) in enumerate(zip(xs, ins, strict=True))]
+    return Graph(tuple(n for i, n in enumerate(ins) if i not in weights), op(*args).results)
 
 
-def given(op: Recurrent, xs: list[np.ndarray]) -> list[np.ndarray]:
+def variable_inputs(op: Recurrent, xs: list[np.ndarray]) -> list[np.ndarray]:
     return [x for i, x in enumerate(xs) if i not in constants(op, xs)]
 
 
@@ -84,7 +84,7 @@ OPS = {
 def test_packed_parameters(op: Recurrent, machine) -> None:
     for steps, batch in ((6, 1), (3, 6), (5, 9)):
         xs = operands(op, steps, batch)
-        check(constant_graph(op, xs), given(op, xs), machine=machine)
+        check(constant_graph(op, xs), variable_inputs(op, xs), machine=machine)
 
 
 @pytest.mark.parametrize("op", [*OPS.values(), LSTM(160, "bidirectional")], ids=[*OPS, "lstm-large"])
@@ -93,11 +93,11 @@ def test_columns_shared_by_workers(op: Recurrent, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scan_cell, "PART_SECONDS", 1e-12)
     xs = operands(op, 9, 2)
     graph = constant_graph(op, xs)
-    want = interpret(graph, given(op, xs))
+    want = interpret(graph, variable_inputs(op, xs))
     for threads in (1, 3):
         model = compile_graph(graph, replace(NATIVE, threads=6), threads=threads)
         for _ in range(20):
-            results = model(*given(op, xs))
+            results = model(*variable_inputs(op, xs))
             assert isinstance(results, tuple)
             for got, w in zip(results, want, strict=True):
                 np.testing.assert_allclose(got, w, rtol=0, atol=1e-5)
@@ -120,9 +120,9 @@ def test_dynamic_steps_and_batch(op: Recurrent) -> None:
         xs = operands(op, steps, batch)
         for i in constants(op, xs):
             xs[i] = first[i if i < 4 else -1]
-        results = model(*given(op, xs))
+        results = model(*variable_inputs(op, xs))
         assert isinstance(results, tuple)
-        for got, want in zip(results, interpret(graph, given(op, xs)), strict=True):
+        for got, want in zip(results, interpret(graph, variable_inputs(op, xs)), strict=True):
             np.testing.assert_allclose(got, want, rtol=0, atol=4e-6)
 
 
@@ -131,4 +131,4 @@ def test_unread_results() -> None:
     xs = operands(op, 4, 1)
     graph = constant_graph(op, xs)
     (y,) = [n for n in graph.outputs if isinstance(n.op, Project) and n.op.index == 0]
-    check(graph.with_outputs((y,)), given(op, xs))
+    check(graph.with_outputs((y,)), variable_inputs(op, xs))

@@ -20,7 +20,7 @@ from ingot.schedule.cpu.rows.lower import lower_rows
 from tests.schedule.compiled import HOST, MACHINES, check, inputs_like, slow
 
 narrow = [replace(NEON, threads=1)] if HOST.arch != "x86_64" else [replace(AVX2, vector_bits=128, threads=1)]
-every = pytest.mark.parametrize("machine", [*MACHINES, *narrow], ids=lambda m: f"{m.vector_bits}")
+on_machines = pytest.mark.parametrize("machine", [*MACHINES, *narrow], ids=lambda m: f"{m.vector_bits}")
 TREES: dict[str, Callable[[Node, int], Node]] = {
     "softmax": lambda x, d: Softmax(axis=d).lower(x),
     "log_softmax": lambda x, d: LogSoftmax(axis=d).lower(x),
@@ -41,7 +41,7 @@ def values(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.sampled(3)
-@every
+@on_machines
 @pytest.mark.parametrize("size", [2, 3, 8, 10, 17, 32, *slow(4, 7, 16, 31)])
 def test_rows(size: int, machine) -> None:
     """Whole groups of rows and a rest, fewer rows than lanes, none."""
@@ -52,7 +52,7 @@ def test_rows(size: int, machine) -> None:
             check(Graph((a,), (tree(a, x.ndim - 1),)), [x], machine=machine)
 
 
-@every
+@on_machines
 @pytest.mark.parametrize("size", [3, 10, 21])
 def test_rows_of_any_number_past_the_caches(size: int, machine) -> None:
     """Symbolic rows, beside values that are broadcast along rows and across them; two results."""
@@ -65,14 +65,14 @@ def test_rows_of_any_number_past_the_caches(size: int, machine) -> None:
     check(Graph((a,), (Softmax(axis=1).lower(a),)), [x], machine=small)
 
 
-@every
+@on_machines
 @pytest.mark.parametrize("dtype", [bf16, f16, f64, i32], ids=str)
 def test_other_elements(dtype: DType, machine) -> None:
     for size in (3, 12):
         x = (np.random.default_rng(size).standard_normal((70, size)) * 9).astype(dtype.numpy)
         (a,) = inputs_like([x])
-        out = op.sub(a, op.reduce_max(a, 1, keepdims=True)) if dtype == i32 else Softmax(axis=1).lower(a)
-        check(Graph((a,), (out,)), [x], machine=machine, rtol=1e-2 if dtype.bits == 16 else 4e-6)
+        result = op.sub(a, op.reduce_max(a, 1, keepdims=True)) if dtype == i32 else Softmax(axis=1).lower(a)
+        check(Graph((a,), (result,)), [x], machine=machine, rtol=1e-2 if dtype.bits == 16 else 4e-6)
 
 
 def test_rows_become_columns() -> None:

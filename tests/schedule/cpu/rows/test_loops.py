@@ -21,7 +21,7 @@ from ingot.schedule.cpu.rows.lower import lower_rows
 from ingot.schedule.row_box import rows_of
 from tests.schedule.compiled import MACHINES, check, inputs_like
 
-both = pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
+on_machines = pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 TREES: dict[str, Callable[[Node, int], Node]] = {
     "softmax": lambda x, d: Softmax(axis=d).lower(x),
     "log_softmax": lambda x, d: LogSoftmax(axis=d).lower(x),
@@ -43,7 +43,7 @@ def values(*shape: int) -> np.ndarray:
 
 
 @pytest.mark.sampled(5)
-@both
+@on_machines
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
 def test_columns(tree: str, memory: bool, machine) -> None:
@@ -58,7 +58,7 @@ def test_columns(tree: str, memory: bool, machine) -> None:
         check(Graph(tuple(ins), (TREES[tree](a, dim),)), [x], machine=machine)
 
 
-@both
+@on_machines
 @pytest.mark.parametrize("tree", TREES)
 def test_columns_of_any_number(tree: str, machine) -> None:
     """Symbolic numbers of columns, of images and of what is reduced."""
@@ -69,7 +69,7 @@ def test_columns_of_any_number(tree: str, machine) -> None:
             check(Graph(tuple(ins), (TREES[tree](a, 1),)), [x], machine=replace(machine, l3=64))
 
 
-@both
+@on_machines
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("memory", [False, True], ids=["caches", "memory"])
 def test_short_rows_in_turn(tree: str, memory: bool, machine) -> None:
@@ -81,7 +81,7 @@ def test_short_rows_in_turn(tree: str, memory: bool, machine) -> None:
         check(Graph(tuple(ins), (TREES[tree](a, len(shape)),)), [x], machine=machine)
 
 
-@both
+@on_machines
 @pytest.mark.parametrize("tree", ["softmax", "log_softmax", "centred"])
 @pytest.mark.parametrize("length", [1, 17, 20000, 50257])
 def test_long_rows(tree: str, length: int, machine) -> None:
@@ -97,15 +97,15 @@ def test_columns_from_memory_ask_for_the_next() -> None:
     (a,) = inputs_like([np.zeros((32, 4096), np.float32)])
     lay = (Layout.contiguous(a.shape),)
     graph = Graph((a,), (Softmax(axis=0).lower(a),))
-    asked = {}
+    prefetches = {}
     for l3 in (64, 1 << 30):
         (step,) = lower_rows(graph, lay, lay, replace(AVX512, l3=l3)).steps
-        asked[l3] = show_kernel(step.kernel).count("prefetch")
-    assert asked == {64: 3 * MAX_VECTORS_ACROSS, 1 << 30: 0}
+        prefetches[l3] = show_kernel(step.kernel).count("prefetch")
+    assert prefetches == {64: 3 * MAX_VECTORS_ACROSS, 1 << 30: 0}
 
 
 @pytest.mark.sampled(3)
-@both
+@on_machines
 @pytest.mark.parametrize("dtype", [f32, bf16, f64, i8], ids=str)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_columns_folded_in_a_cache(dtype: DType, threads: int, machine) -> None:
@@ -123,7 +123,7 @@ def test_columns_folded_in_a_cache(dtype: DType, threads: int, machine) -> None:
             check(Graph((a,), (tree,)), [x], machine=machine, rtol=1e-2 if dtype == bf16 else 4e-6)
 
 
-@both
+@on_machines
 @pytest.mark.parametrize("rows", [3, 41])
 def test_extrema_of_columns_in_a_cache_keep_nan(rows: int, machine) -> None:
     """Whichever of the lines that are folded together has one."""
@@ -142,15 +142,15 @@ def test_which_columns_are_folded_in_a_cache() -> None:
         ((1 << 10, 32, 1 << 12), "sum", True), ((6144, 4096), "variance", False), ((6144, 4096), "centred", False),
     ):  # fmt: skip
         (a,) = inputs_like([np.broadcast_to(np.float32(0), shape)])
-        made = op.reduce_sum(a, len(shape) - 2) if tree == "sum" else TREES[tree](a, len(shape) - 2)
-        body = Graph((a,), (made,))
+        reduction = op.reduce_sum(a, len(shape) - 2) if tree == "sum" else TREES[tree](a, len(shape) - 2)
+        body = Graph((a,), (reduction,))
         rows = rows_of(body)
         assert rows is not None
         assert (cached_column_count(body, rows, AVX512) is not None) == near
 
 
 @pytest.mark.sampled(3)
-@both
+@on_machines
 @pytest.mark.parametrize("dtype", [f32, bf16, f64, i8])
 @pytest.mark.parametrize("cols", [2, 3])
 def test_sums_of_few_terms_across_short_lines(cols: int, dtype: DType, machine) -> None:
@@ -161,8 +161,8 @@ def test_sums_of_few_terms_across_short_lines(cols: int, dtype: DType, machine) 
         a, b = ins = inputs_like(xs, {0: (symbol("n"), 3, 1)} if dynamic and rows else None)
         terms = op.mul(a, b)
         outs = (op.reduce_sum(terms, 1), op.reduce_max(terms, 1), op.reduce_min(terms, 1), op.reduce_prod(terms, 1))
-        for out in outs:
-            check(Graph(tuple(ins), (out,)), xs, machine=machine)
+        for result in outs:
+            check(Graph(tuple(ins), (result,)), xs, machine=machine)
     (a, b) = inputs_like([np.zeros((70, 3, 1), np.float32), np.zeros((3, cols), np.float32)])
     body = Graph((a, b), (op.reduce_sum(op.mul(a, b), 1),))
     lays = tuple(Layout.contiguous(n.shape) for n in (a, b))

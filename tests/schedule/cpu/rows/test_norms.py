@@ -50,6 +50,7 @@ def agree(graph: Graph, xs: np.ndarray, machine: Machine = NATIVE) -> None:
     assert np.abs(got[finite] - want[finite]).max(initial=0) <= 2e-5 * np.abs(want[finite]).max(initial=1e-30)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize(("kind", "groups"), [("group", 1), ("group", 4), ("group", 20), ("instance", 0)])
 @pytest.mark.parametrize(("height", "width"), [(41, 37), (40, 64), (3, 5), (1, 1)])

@@ -19,7 +19,7 @@ from ingot.schedule.cpu.machine import AVX512
 from ingot.schedule.cpu.rows.lower import lower_rows
 from tests.schedule.compiled import MACHINES, check, inputs_like, run
 
-every = pytest.mark.parametrize(
+on_machines = pytest.mark.parametrize(
     "machine",
     [replace(m, threads=t, l2=1 << 14, l3=64) for m in MACHINES for t in (1, 2)],
     ids=lambda m: f"{m.vector_bits}-{m.threads}",
@@ -41,7 +41,7 @@ def steps(graph: Graph, machine) -> int:
     return len(lower_rows(graph, lay[0], lay[1], machine).steps)
 
 
-@every
+@on_machines
 @pytest.mark.parametrize("tree", TREES)
 def test_parts_are_joined(tree: str, machine) -> None:
     for shape, dims in SHAPES:
@@ -50,7 +50,7 @@ def test_parts_are_joined(tree: str, machine) -> None:
         check(Graph((a,), (TREES[tree](a, dims),)), [x], machine=machine)
 
 
-@every
+@on_machines
 @pytest.mark.parametrize("tree", [t for t in TREES if t != "standardized"])
 def test_what_is_no_number(tree: str, machine) -> None:
     """Rows with NaN, with one infinity or several, of infinities alone, with a part of them, of huge numbers."""
@@ -64,7 +64,7 @@ def test_what_is_no_number(tree: str, machine) -> None:
         check(Graph((a,), (TREES[tree](a, dims),)), [y], machine=machine)
 
 
-@every
+@on_machines
 def test_large_means(machine) -> None:
     """As exact as the mean in f32 lets two passes be, wherever the parts' means lie."""
     rng = np.random.default_rng(5)
@@ -76,7 +76,7 @@ def test_large_means(machine) -> None:
     np.testing.assert_allclose(got, x.astype(np.float64).var(0), rtol=1e-4)
 
 
-@every
+@on_machines
 @pytest.mark.parametrize("dtype", [bf16, f16, f64], ids=str)
 def test_other_elements(dtype: DType, machine) -> None:
     x = np.random.default_rng(7).standard_normal((4096, 48)).astype(dtype.numpy)
@@ -85,7 +85,7 @@ def test_other_elements(dtype: DType, machine) -> None:
         check(Graph((a,), (TREES[tree](a, (0,)),)), [x], machine=machine, rtol=1e-2 if dtype.bits == 16 else 4e-6)
 
 
-@every
+@on_machines
 @pytest.mark.parametrize("normalize", [Softmax, LogSoftmax])
 def test_one_row_for_all_threads(normalize: type[Softmax] | type[LogSoftmax], machine) -> None:
     """Of any number of columns as well, and none."""

@@ -11,15 +11,17 @@ from ingot.pipeline.build import build_native
 from ingot.runtime.executor import CompiledModel
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("is_flipped", [False, True])
 @pytest.mark.parametrize(("channels", "taps", "stride", "padding", "dilation"), [(3, 3, 1, 1, 1), (40, 5, 2, 2, 2)])
-def test_weights_of_a_call(channels: int, taps: int, stride: int, padding: int, dilation: int, turned: bool) -> None:
+def test_weights_of_a_call(
+    channels: int, taps: int, stride: int, padding: int, dilation: int, is_flipped: bool
+) -> None:
     rng = np.random.default_rng(channels)
     x = Input("x", TensorType(f32, (2, 13, 11, channels)))()
     w = Input("w", TensorType(f32, (channels, 1, taps, taps)))()
     places, steps = ((padding, padding),) * 2, (stride,) * 2
     y = ops.Convolution(steps, places, (1, 1), (dilation,) * 2, "NHWC", "OIHW", "NHWC", channels)(
-        x, ops.flip(w, (2, 3)) if turned else w
+        x, ops.flip(w, (2, 3)) if is_flipped else w
     )
     graph = Graph((x, w), (y, ops.reduce_sum(y, (1, 2))))  # the sums are the kernel's second result
     image, weights = (rng.normal(size=n.shape).astype(np.float32) for n in (x, w))

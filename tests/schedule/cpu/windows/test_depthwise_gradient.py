@@ -58,8 +58,8 @@ def test_sizes(op: ops.KernelGradient, x: tuple[int, ...], multiplier: int, mach
     data = operands(op, x, multiplier)
     inputs = inputs_like(data)
     check(Graph(tuple(inputs), (op(*inputs),)), data, machine=machine)
-    turned = ops.Transpose((*range(2, len(x)), 1, 0))(op(*inputs))
-    check(Graph(tuple(inputs), (turned,)), data, machine=machine)
+    transposed = ops.Transpose((*range(2, len(x)), 1, 0))(op(*inputs))
+    check(Graph(tuple(inputs), (transposed,)), data, machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=["native", "narrow"][: len(MACHINES)])

@@ -56,8 +56,8 @@ def residual(
     x: Node, wide: int, window: int, stride: int, pads: tuple[int, int], act: Callable[[Node], Node], dilation: int = 1
 ) -> Node:
     widened = act(shifted(conv(x, values(1, 1, int(str(x.shape[-1])), wide), 1, 1)))
-    around = padded(widened, *pads) if any(pads) else widened
-    return act(shifted(conv(around, values(window, window, 1, wide), stride, wide, dilation)))
+    padded_input = padded(widened, *pads) if any(pads) else widened
+    return act(shifted(conv(padded_input, values(window, window, 1, wide), stride, wide, dilation)))
 
 
 def kinds(graph: Graph) -> list[str]:

@@ -31,6 +31,7 @@ def pool(
     return ops.ReduceWindow(kind, (1, *window, 1), (1, *strides, 1), pads, (1, *dilation, 1), ONES)(x)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("kind", ["max", "sum", "min"])
 @pytest.mark.parametrize(
@@ -106,8 +107,10 @@ def test_rows_of_images_that_lie_one_behind_the_other(dtype: DType, machine: Mac
     x = Input("x", TensorType(dtype, (6, 6, 1, 3)))()
     lines = ops.Pad((0, 1, 0, 0), (0, 1, 1, 0), (0,) * 4)(x, const(np.zeros((), dtype.numpy)))
     kernel = const(np.random.default_rng(0).integers(-4, 5, (16, 3, 2, 2)).astype(dtype.numpy))
-    known = ops.Convolution((2, 2), ((0, 0), (0, 0)), (1, 1), (1, 1), "NHWC", "OIHW", "NHWC", zeros=((1, 1), (0, 1)))
-    check(Graph((x,), (known(lines, kernel),)), [values(6, 6, 1, 3).astype(dtype.numpy)], machine=machine)
+    convolution = ops.Convolution(
+        (2, 2), ((0, 0), (0, 0)), (1, 1), (1, 1), "NHWC", "OIHW", "NHWC", zeros=((1, 1), (0, 1))
+    )
+    check(Graph((x,), (convolution(lines, kernel),)), [values(6, 6, 1, 3).astype(dtype.numpy)], machine=machine)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
@@ -125,18 +128,22 @@ def test_depthwise(height: int, width: int, stride: int, machine: Machine) -> No
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
-    ("groups", "reads", "makes"),
+    ("groups", "group_inputs", "group_outputs"),
     [(8, 4, 4), (5, 4, 4), (4, 8, 8), (7, 2, 2), (9, 1, 2), (5, 1, 4), (6, 2, 4), (3, 4, 8)],
 )
-def test_vectors_of_several_groups(groups: int, reads: int, makes: int, stride: int, machine: Machine) -> None:
-    x = image(2, 9, 13, groups * reads)
-    graph = Graph((x,), (shifted(conv(padded(x, 1, 1), values(3, 3, reads, groups * makes), stride, groups)),))
-    xs = values(2, 9, 13, groups * reads)
-    xs[0, 3, 4, reads], xs[1, 0, 0, -1] = np.nan, np.inf
+def test_vectors_of_several_groups(
+    groups: int, group_inputs: int, group_outputs: int, stride: int, machine: Machine
+) -> None:
+    x = image(2, 9, 13, groups * group_inputs)
+    graph = Graph(
+        (x,), (shifted(conv(padded(x, 1, 1), values(3, 3, group_inputs, groups * group_outputs), stride, groups)),)
+    )
+    xs = values(2, 9, 13, groups * group_inputs)
+    xs[0, 3, 4, group_inputs], xs[1, 0, 0, -1] = np.nan, np.inf
     check(graph, [xs], machine=machine)
     lanes = machine.lanes(f32)
     steps = [s.kernel for s in compile_graph(graph, machine).program.steps]
-    assert any(name.startswith("depthwise") for name in steps) == (makes < lanes)
+    assert any(name.startswith("depthwise") for name in steps) == (group_outputs < lanes)
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")

@@ -37,13 +37,13 @@ def pooled(y: Node, kind: str) -> Node:
     return ops.Reshape((n, 1, 1, c))(total)
 
 
-def excited(y: Node, kind: str, out: int) -> Node:
+def excited(y: Node, kind: str, out_channels: int) -> Node:
     """Squeeze-excite: a projection of the image scaled by what is made of its pool."""
     (c,) = static_shape(y.shape[-1:])
-    few = relu(conv(pooled(y, kind), values(1, 1, c, 8) / np.float32(c), 1, 1))
-    gate = ops.Logistic()(shifted(conv(few, values(1, 1, 8, c), 1, 1)))
+    excited_rows = relu(conv(pooled(y, kind), values(1, 1, c, 8) / np.float32(c), 1, 1))
+    gate = ops.Logistic()(shifted(conv(excited_rows, values(1, 1, 8, c), 1, 1)))
     scaled = ops.mul(y, ops.BroadcastInDim(y.shape, (0, 3))(ops.Reshape((gate.shape[0], c))(gate)))
-    return shifted(conv(scaled, values(1, 1, c, out), 1, 1))
+    return shifted(conv(scaled, values(1, 1, c, out_channels), 1, 1))
 
 
 def depthwise(x: Node, window: int = 3, stride: int = 1) -> Node:
@@ -131,16 +131,16 @@ def _of_half(y: Node) -> Node:
     return ops.Reduce("sum", (1, 2))(ops.Slice((0, 0, 0, 0), (1, height // 2, width, channels), (1, 1, 1, 1))(y))
 
 
-def _turned(y: Node) -> Node:
+def _over_transposed(y: Node) -> Node:
     return ops.Reduce("sum", (1, 2))(ops.Transpose((0, 2, 1, 3))(y))
 
 
-@pytest.mark.parametrize("fold", [_over_lines, _over_channels, _of_half, _turned])
+@pytest.mark.parametrize("fold", [_over_lines, _over_channels, _of_half, _over_transposed])
 def test_other_folds_stay_apart(fold) -> None:
     x = image(1, 10, 12, 16)
     y = depthwise(x)
-    out = fold(y)
-    graph = Graph((x,), (ops.mul(y, 2.0), out))
+    result = fold(y)
+    graph = Graph((x,), (ops.mul(y, 2.0), result))
     assert pools(graph) == 0
     check(graph, [values(1, 10, 12, 16)])
 
@@ -153,15 +153,17 @@ def test_image_that_is_an_output_stays_where_it_is_wanted() -> None:
     check(graph, [values(1, 10, 12, 16)])
 
 
-def pointwise(x: Node, out: int, window: int = 1, groups: int = 1) -> Node:
+def pointwise(x: Node, out_channels: int, window: int = 1, groups: int = 1) -> Node:
     (c,) = static_shape(x.shape[-1:])
-    return shifted(conv(padded(x, window // 2, window // 2), values(window, window, c // groups, out), 1, groups))
+    return shifted(
+        conv(padded(x, window // 2, window // 2), values(window, window, c // groups, out_channels), 1, groups)
+    )
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: f"{m.vector_bits}")
 @pytest.mark.parametrize("kind", ["mean", "max", "prod"])
 @pytest.mark.parametrize(
-    ("n", "height", "width", "channels", "out", "window", "groups"),
+    ("n", "height", "width", "channels", "out_channels", "window", "groups"),
     [
         (1, 30, 31, 24, 37, 1, 1),  # parts of an image
         (3, 7, 7, 70, 96, 1, 1),  # several images to a chunk, none to a tile
@@ -172,10 +174,18 @@ def pointwise(x: Node, out: int, window: int = 1, groups: int = 1) -> Node:
     ],
 )
 def test_contractions(
-    n: int, height: int, width: int, channels: int, out: int, window: int, groups: int, kind: str, machine: Machine
+    n: int,
+    height: int,
+    width: int,
+    channels: int,
+    out_channels: int,
+    window: int,
+    groups: int,
+    kind: str,
+    machine: Machine,
 ) -> None:
     x = image(n, height, width, channels)
-    y = pointwise(x, out, window, groups)
+    y = pointwise(x, out_channels, window, groups)
     y = ops.add(ops.mul(y, 2.0**-12), 1.0) if kind == "prod" else relu(y)
     graph = Graph((x,), (excited(y, kind, 8),))
     assert pools(graph) == 1

@@ -84,11 +84,11 @@ def lower(graph: Graph, pieces: Winograd, machine: Machine, packed: bool = True)
     return low, [np.asarray(n.op.value) for n in constants if isinstance(n.op, Const)]
 
 
-def execute(low: Lowered, ins: list[np.ndarray], out: np.ndarray, interpreted: bool = False) -> None:
+def execute(low: Lowered, ins: list[np.ndarray], result: np.ndarray, interpreted: bool = False) -> None:
     """All steps, in order; temporaries start as NaN."""
     packs = [place(p.apply(ins[p.index])) for p in low.packs]
-    temps = [place(np.full(int(n) // out.itemsize, np.nan, out.dtype)) for n in low.temps]
-    memory = {"in": ins, "out": [out], "pack": packs, "temp": temps}
+    temps = [place(np.full(int(n) // result.itemsize, np.nan, result.dtype)) for n in low.temps]
+    memory = {"in": ins, "out": [result], "pack": packs, "temp": temps}
     for step in low.steps:
         arrays = [memory[a.kind][a.index] for a in step.args]
         if interpreted:
@@ -109,17 +109,17 @@ def bound(x: np.ndarray, w: np.ndarray, m: int) -> np.ndarray:
     t = transform(m, w.shape[2])
     at, g, bt = (np.abs(array(v)) for v in (t.at, t.g, t.bt))
     n, h, width, c = x.shape
-    out = np.zeros((n, h - t.r + 1, width - t.r + 1, w.shape[0]))
+    result = np.zeros((n, h - t.r + 1, width - t.r + 1, w.shape[0]))
     u = np.einsum("ea,ocab,fb->efco", g, np.abs(w.astype(np.float64)), g)
-    for y in (*range(0, out.shape[1] - m, m), out.shape[1] - m):
-        for z in (*range(0, out.shape[2] - m, m), out.shape[2] - m):
+    for y in (*range(0, result.shape[1] - m, m), result.shape[1] - m):
+        for z in (*range(0, result.shape[2] - m, m), result.shape[2] - m):
             d = np.abs(x[:, y : y + t.alpha, z : z + t.alpha].astype(np.float64))
             v = np.einsum("ea,nabc,fb->nefc", bt, d, bt)
-            here = np.einsum("ie,nefc,efco,jf->nijo", at, v, u, at, optimize=True)
-            part = out[:, y : y + m, z : z + m]
-            part[...] = np.maximum(part, here)
+            term = np.einsum("ie,nefc,efco,jf->nijo", at, v, u, at, optimize=True)
+            part = result[:, y : y + m, z : z + m]
+            part[...] = np.maximum(part, term)
     roundings = 4 * t.alpha + c + 2
-    return out * roundings * 2.0**-24
+    return result * roundings * 2.0**-24
 
 
 CASES = [  # n, h, w, ci, co, pieces
@@ -148,10 +148,10 @@ def test_against_the_direct_convolution(case: tuple[int, int, int, int, int, Win
     y = ops.maximum(y, 0.0)
     low, constants = lower(Graph((x, residual), (y,)), pieces, machine)
     xs = random(n, h + 2, w + 2, ci), random(n, h, w, co)
-    out = place(np.full((n, h, w, co), np.nan, np.float32))
-    execute(low, [*map(place, xs), *map(place, constants)], out)
+    result = place(np.full((n, h, w, co), np.nan, np.float32))
+    execute(low, [*map(place, xs), *map(place, constants)], result)
     want = np.maximum(direct(xs[0], weights) + bias + xs[1], 0)
-    assert (np.abs(out - want) <= bound(xs[0], weights, pieces.m) + 1e-6 * (1 + np.abs(want))).all()
+    assert (np.abs(result - want) <= bound(xs[0], weights, pieces.m) + 1e-6 * (1 + np.abs(want))).all()
 
 
 @pytest.mark.parametrize("case", CASES[1:])
@@ -162,16 +162,16 @@ def test_weights_of_the_call(case: tuple[int, int, int, int, int, Winograd]) -> 
     x, xs = image(n, h + 2, w + 2, ci), place(random(n, h + 2, w + 2, ci))
     limit = bound(xs, weights, pieces.m)
     data = Input("w", TensorType(f32, (3, 3, ci, co)))()
-    moved = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "N01C", "01IO", "N01C")(x, data)
-    turned = np.ascontiguousarray(weights.transpose(2, 3, 1, 0))
-    kept = Graph((x,), (convolution(x, weights),))
-    for graph, own in ((kept, None), (Graph((x, data), (moved,)), turned)):
+    permuted = ops.Convolution((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), "N01C", "01IO", "N01C")(x, data)
+    transposed = np.ascontiguousarray(weights.transpose(2, 3, 1, 0))
+    constant_graph = Graph((x,), (convolution(x, weights),))
+    for graph, extra in ((constant_graph, None), (Graph((x, data), (permuted,)), transposed)):
         low, constants = lower(graph, pieces, NATIVE, packed=False)
         assert not low.packs
-        out = place(np.full((n, h, w, co), np.nan, np.float32))
-        execute(low, [xs, *map(place, constants if own is None else [own])], out)
+        result = place(np.full((n, h, w, co), np.nan, np.float32))
+        execute(low, [xs, *map(place, constants if extra is None else [extra])], result)
         want = direct(xs, weights)
-        assert (np.abs(out - want) <= limit + 1e-6 * (1 + np.abs(want))).all()
+        assert (np.abs(result - want) <= limit + 1e-6 * (1 + np.abs(want))).all()
 
 
 DEEP = [  # n, depth, h, w, ci, co, groups (ci and co of each), taps, apart, pieces
@@ -196,27 +196,27 @@ INTERPRETED = (DEEP[1], DEEP[5], DEEP[7])  # of all kinds, and few elements
 def test_groups_and_a_third_dimension(case: tuple[*tuple[int, ...], Winograd], interpreted: bool) -> None:
     """An output slice is the convolution of the slices that it reads, side by side as channels."""
     *sizes, pieces = case
-    n, depth, h, w, ci, co, groups, taps, apart = sizes
-    extra = (taps - 1) * apart
+    n, depth, h, w, ci, co, groups, taps, dilation = sizes
+    extra = (taps - 1) * dilation
     weights = random(groups * co, ci, taps, 3, 3)
-    op = ops.Convolution((1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (apart, 1, 1), "N012C", "OI012", "N012C", groups)
+    op = ops.Convolution((1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (dilation, 1, 1), "N012C", "OI012", "N012C", groups)
     x = Input("x", TensorType(f32, (n, depth + extra, h + 2, w + 2, groups * ci)))()
     machine = AVX2 if interpreted else NATIVE
     low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, machine, packed=n == 1)
     data = random(*map(int, x.shape))
-    out = np.full((n, depth, h, w, groups * co), np.nan, np.float32)
+    result = np.full((n, depth, h, w, groups * co), np.nan, np.float32)
     if interpreted:
-        execute(low, [data, *constants], out, interpreted=True)
+        execute(low, [data, *constants], result, interpreted=True)
     else:
-        out = place(out)
-        execute(low, [place(data), *map(place, constants)], out)
+        result = place(result)
+        execute(low, [place(data), *map(place, constants)], result)
     for d in range(depth):
         for g in range(groups):
-            read = data[:, d : d + extra + 1 : apart, :, :, g * ci : (g + 1) * ci]
+            read = data[:, d : d + extra + 1 : dilation, :, :, g * ci : (g + 1) * ci]
             flat = np.concatenate(list(read.swapaxes(0, 1)), axis=-1)
-            own = weights[g * co : (g + 1) * co].swapaxes(1, 2).reshape(co, taps * ci, 3, 3)
-            error = np.abs(out[:, d, :, :, g * co : (g + 1) * co] - direct(flat, own))
-            assert (error <= bound(flat, own, pieces.m)).all()
+            kernel = weights[g * co : (g + 1) * co].swapaxes(1, 2).reshape(co, taps * ci, 3, 3)
+            error = np.abs(result[:, d, :, :, g * co : (g + 1) * co] - direct(flat, kernel))
+            assert (error <= bound(flat, kernel, pieces.m)).all()
 
 
 @pytest.mark.parametrize("interpreted", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -237,46 +237,46 @@ def test_dilated_windows(size: tuple[int, int], dilation: tuple[int, int], piece
     x = image(2, h + 2 * a, w + 2 * b, 16)
     machine = AVX2 if interpreted else NATIVE
     low, constants = lower(Graph((x,), (op(x, const(weights)),)), pieces, machine)
-    data, out = random(*map(int, x.shape)), np.full((2, h, w, 9), np.nan, np.float32)
+    data, result = random(*map(int, x.shape)), np.full((2, h, w, 9), np.nan, np.float32)
     if interpreted:
-        execute(low, [data, *constants], out, interpreted=True)
+        execute(low, [data, *constants], result, interpreted=True)
     else:
-        out = place(out)
-        execute(low, [place(data), *map(place, constants)], out)
+        result = place(result)
+        execute(low, [place(data), *map(place, constants)], result)
     spread = np.zeros((9, 16, 2 * a + 1, 2 * b + 1), np.float32)
     spread[:, :, ::a, ::b] = weights
     want = direct(data, spread)
-    assert np.abs(out - want).max() <= 5e-6 * np.abs(want).max()
+    assert np.abs(result - want).max() <= 5e-6 * np.abs(want).max()
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "split", "late"),
+    ("algorithm", "split", "late_channels"),
     [
         ((2, 3), False, 0), ((2, 3), True, 0), ((2, 3), True, 16), ((4, 3), False, 0), ((2, 5), False, 0),
         *(pytest.param(a, True, late, marks=pytest.mark.slow) for a in ALGORITHMS[1:] for late in (0, 16)),
     ],
 )  # fmt: skip
-def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool, late: int) -> None:
+def test_every_access_is_in_bounds(algorithm: tuple[int, int], split: bool, late_channels: int) -> None:
     """The interpreter sees every read beyond an operand, every read of memory never written, every race."""
     m, r = algorithm
-    h, w, ci, co = m + 3, m + 1, late or 5, 9
+    h, w, ci, co = m + 3, m + 1, late_channels or 5, 9
     weights = random(co, ci, r, r)
     x = image(1, h + r - 1, w + r - 1, ci)
-    pieces = Winograd(m, 3, 8, split, late)
+    pieces = Winograd(m, 3, 8, split, late_channels)
     low, constants = lower(Graph((x,), (convolution(x, weights),)), pieces, AVX2)
-    data, out = random(1, h + r - 1, w + r - 1, ci), np.zeros((1, h, w, co), np.float32)
+    data, result = random(1, h + r - 1, w + r - 1, ci), np.zeros((1, h, w, co), np.float32)
     data[0, 0, 0, 0] = data[0, -1, -1, -1] = np.inf  # in one window each
-    execute(low, [data, *constants], out, interpreted=True)
-    want, held = direct(data, weights), bound(np.where(np.isfinite(data), data, 0), weights, m)
-    reached = ~np.isfinite(want)
-    assert (out[reached] == want[reached]).all() and reached.any()
-    assert (np.abs(out[~reached] - want[~reached]) <= held[~reached]).all()
+    execute(low, [data, *constants], result, interpreted=True)
+    want, bound_ = direct(data, weights), bound(np.where(np.isfinite(data), data, 0), weights, m)
+    touched = ~np.isfinite(want)
+    assert (result[touched] == want[touched]).all() and touched.any()
+    assert (np.abs(result[~touched] - want[~touched]) <= bound_[~touched]).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("late", [0, 16])
+@pytest.mark.parametrize("late_channels", [0, 16])
 @pytest.mark.parametrize("spread", [0, 4, 15])
-def test_error_bound(algorithm: tuple[int, int], spread: int, late: int) -> None:
+def test_error_bound(algorithm: tuple[int, int], spread: int, late_channels: int) -> None:
     """Magnitudes over `spread` decades both ways, in data and weights: within the bound, output by output."""
     m, r = algorithm
     h, ci, co = 13, 48, 32
@@ -286,34 +286,34 @@ def test_error_bound(algorithm: tuple[int, int], spread: int, late: int) -> None
 
     xs, weights = data(1, h + r - 1, h + r - 1, ci), data(co, ci, r, r)
     x = image(*xs.shape)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(m, 16, 32, late=late), NATIVE)
-    out = place(np.full((1, h, h, co), np.nan, np.float32))
-    execute(low, [place(xs), *map(place, constants)], out)
-    assert (np.abs(out - direct(xs, weights)) <= bound(xs, weights, m)).all()
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(m, 16, 32, late=late_channels), NATIVE)
+    result = place(np.full((1, h, h, co), np.nan, np.float32))
+    execute(low, [place(xs), *map(place, constants)], result)
+    assert (np.abs(result - direct(xs, weights)) <= bound(xs, weights, m)).all()
 
 
-@pytest.mark.parametrize("late", [0, 16])
+@pytest.mark.parametrize("late_channels", [0, 16])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_error_on_data_like_a_model_s(algorithm: tuple[int, int], late: int) -> None:
+def test_error_on_data_like_a_model_s(algorithm: tuple[int, int], late_channels: int) -> None:
     m, r = algorithm
     xs = np.maximum(random(1, 27 + r, 27 + r, 128), 0)
     weights = random(64, 128, r, r) * np.float32((2 / (r * r * 128)) ** 0.5)
     x = image(*xs.shape)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(m, 49, 64, late=late), NATIVE)
-    out = place(np.zeros((1, 28, 28, 64), np.float32))
-    execute(low, [place(xs), *map(place, constants)], out)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(m, 49, 64, late=late_channels), NATIVE)
+    result = place(np.zeros((1, 28, 28, 64), np.float32))
+    execute(low, [place(xs), *map(place, constants)], result)
     want = direct(xs, weights)
-    assert np.abs(out - want).max() <= 5e-6 * np.abs(want).max()
+    assert np.abs(result - want).max() <= 5e-6 * np.abs(want).max()
 
 
-@pytest.mark.parametrize("late", [0, 16])
-def test_float64(late: int) -> None:
+@pytest.mark.parametrize("late_channels", [0, 16])
+def test_float64(late_channels: int) -> None:
     weights = random(24, 16, 3, 3, dtype=f64)
     x = image(1, 11, 11, 16, f64)
-    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(4, 9, 24, late=late), NATIVE)
-    data, out = random(1, 11, 11, 16, dtype=f64), place(np.zeros((1, 9, 9, 24)))
-    execute(low, [place(data), *map(place, constants)], out)
-    np.testing.assert_allclose(out, direct(data, weights), rtol=1e-12, atol=1e-12)
+    low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(4, 9, 24, late=late_channels), NATIVE)
+    data, result = random(1, 11, 11, 16, dtype=f64), place(np.zeros((1, 9, 9, 24)))
+    execute(low, [place(data), *map(place, constants)], result)
+    np.testing.assert_allclose(result, direct(data, weights), rtol=1e-12, atol=1e-12)
 
 
 def spoiled(data: np.ndarray, count: int) -> np.ndarray:
@@ -358,17 +358,17 @@ def test_no_number_spreads_beyond_its_windows(
     low, constants = lower(Graph((x,), (y,)), pieces, machine)
     for count in (1, 3, 40):
         data = spoiled(random(n, h, w, groups * ci), count)
-        out = place(np.full(y.shape, 7, np.float32))
-        execute(low, [place(data), *map(place, constants)], out)
+        result = place(np.full(y.shape, 7, np.float32))
+        execute(low, [place(data), *map(place, constants)], result)
         want = defined(op, data, weights)
-        np.testing.assert_allclose(out, want, rtol=0, atol=2e-4)
+        np.testing.assert_allclose(result, want, rtol=0, atol=2e-4)
     data.reshape(-1)[RNG.integers(data.size)] = 3e38  # alone, as with others a sum depends on its order
     data[~np.isfinite(data)] = 1
-    execute(low, [place(data), *map(place, constants)], out)
-    np.testing.assert_array_equal(np.isnan(out), np.isnan(defined(op, data, weights)))
+    execute(low, [place(data), *map(place, constants)], result)
+    np.testing.assert_array_equal(np.isnan(result), np.isnan(defined(op, data, weights)))
     data = np.full((n, h, w, groups * ci), -np.inf, np.float32)
-    execute(low, [place(data), *map(place, constants)], out)
-    np.testing.assert_array_equal(out, defined(op, data, weights))
+    execute(low, [place(data), *map(place, constants)], result)
+    np.testing.assert_array_equal(result, defined(op, data, weights))
 
 
 def test_an_infinity_through_a_volume_s_slices() -> None:
@@ -376,25 +376,25 @@ def test_an_infinity_through_a_volume_s_slices() -> None:
     op = ops.Convolution((1, 1, 1), ((0, 0),) * 3, (1, 1, 1), (2, 1, 1), "N012C", "OI012", "N012C")
     y = op(x, const(weights))
     low, constants = lower(Graph((x,), (y,)), Winograd(2, 5, 16, True), NATIVE)
-    data, out = random(1, 4, 7, 9, 5), place(np.zeros(y.shape, np.float32))
+    data, result = random(1, 4, 7, 9, 5), place(np.zeros(y.shape, np.float32))
     data[0, 3, 2, 4, 1], data[0, 0, 6, 8, 0] = -np.inf, np.nan
-    execute(low, [place(data), *map(place, constants)], out)
-    np.testing.assert_allclose(out, defined(op, data, weights), atol=2e-4)
+    execute(low, [place(data), *map(place, constants)], result)
+    np.testing.assert_allclose(result, defined(op, data, weights), atol=2e-4)
 
 
 def test_other_tiles_keep_their_bits() -> None:
     weights, x = random(16, 16, 3, 3), image(1, 18, 18, 16)
     low, constants = lower(Graph((x,), (convolution(x, weights),)), Winograd(4, 4, 16), NATIVE)
     data = random(1, 18, 18, 16)
-    clean, out = (place(np.zeros((1, 16, 16, 16), np.float32)) for _ in range(2))
+    clean, result = (place(np.zeros((1, 16, 16, 16), np.float32)) for _ in range(2))
     execute(low, [place(data), *map(place, constants)], clean)
     data[0, 7, 7, 3] = np.nan  # inputs 4..9 belong to tile 1, windows 5..7 hold it
-    execute(low, [place(data), *map(place, constants)], out)
+    execute(low, [place(data), *map(place, constants)], result)
     bad = np.zeros((16, 16), bool)
     bad[5:8, 5:8] = True
-    np.testing.assert_array_equal(np.isnan(out), np.broadcast_to(bad[None, :, :, None], out.shape))
+    np.testing.assert_array_equal(np.isnan(result), np.broadcast_to(bad[None, :, :, None], result.shape))
     bad[4:8, 4:8] = True
-    np.testing.assert_array_equal(out[:, ~bad], clean[:, ~bad])
+    np.testing.assert_array_equal(result[:, ~bad], clean[:, ~bad])
 
 
 def test_packed_weights_are_the_panels_of_the_products() -> None:
@@ -427,8 +427,8 @@ def network(n: DimLike) -> Graph:
     x = image(n, 14, 14, 64)
     first = ops.maximum(convolution(x, random(64, 64, 3, 3) * np.float32(0.05), 1), 0.0)
     second = ops.add(convolution(first, random(64, 64, 3, 3) * np.float32(0.05), 1), x)
-    joined = ops.Concat(3)(first, second)
-    return Graph((x,), (convolution(joined, random(32, 128, 3, 3) * np.float32(0.03), 1),))
+    concatenated = ops.Concat(3)(first, second)
+    return Graph((x,), (convolution(concatenated, random(32, 128, 3, 3) * np.float32(0.03), 1),))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -437,10 +437,10 @@ def test_a_single_channel_that_goes(machine: Machine) -> None:
     y = ops.Reshape((2, 8, 9))(ops.maximum(convolution(x, weights), 0.0))
     low, constants = lower(Graph((x,), (y,)), Winograd(4, 4, 16), machine)
     data = random(2, 10, 11, 5)
-    out = place(np.full((2, 8, 9), np.nan, np.float32))
-    execute(low, [place(data), *map(place, constants)], out)
+    result = place(np.full((2, 8, 9), np.nan, np.float32))
+    execute(low, [place(data), *map(place, constants)], result)
     want = np.maximum(direct(data, weights), 0)[..., 0]
-    assert (np.abs(out - want) <= bound(data, weights, 4)[..., 0] + 1e-6).all()
+    assert (np.abs(result - want) <= bound(data, weights, 4)[..., 0] + 1e-6).all()
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -462,8 +462,8 @@ def open_size() -> tuple[Graph, CompiledModel]:
     op = ops.Convolution((1, 1), ((1, 1), (1, 1)), (1, 1), (1, 1), "N01C", "OI01", "N01C", 1)
     wide = op(x, const(random(40, 32, 3, 3) * np.float32(0.05)))
     y = ops.add(ops.maximum(wide, 0.0), wide)
-    out = op(y, const(random(33, 40, 3, 3) * np.float32(0.05)))
-    graph = Graph((x,), (out,), bounds=(("h", 0, None),))
+    result = op(y, const(random(33, 40, 3, 3) * np.float32(0.05)))
+    graph = Graph((x,), (result,), bounds=(("h", 0, None),))
     model = compile_graph(explicit_padding(graph))
     assert sum(s.kernel.startswith("winograd") for s in model.program.steps) == 2
     return graph, model

@@ -22,11 +22,11 @@ def _builder() -> Builder:
 
 def _valued(b: Builder, x: Affine, values: dict[str, int]) -> int:
     """What a sum is after the lines that were printed."""
-    known = dict(values)
+    environment = dict(values)
     for line in b.scope.lines:
         name, _, op, _, left, right = line.replace(",", "").split()
-        known[name] = _OPS[op](*(known[v] if v in known else int(v) for v in (left, right)))
-    return x.constant + sum(t.coefficient * known[t.value] for t in x.terms)
+        environment[name] = _OPS[op](*(environment[v] if v in environment else int(v) for v in (left, right)))
+    return x.constant + sum(t.coefficient * environment[t.value] for t in x.terms)
 
 
 def test_quotients_and_rests_are_those_of_the_sum() -> None:

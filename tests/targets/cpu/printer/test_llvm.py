@@ -50,7 +50,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 1e-30, 3.7, -7.2, np.inf, 
 
 
 def evaluate(
-    out: DType,
+    result_dtype: DType,
     make: Callable[..., Expr],
     *arrays: np.ndarray,
     lanes: int | None = None,
@@ -60,22 +60,22 @@ def evaluate(
     n = arrays[0].size
     lanes = lanes or n
     ins = tuple(Buffer(f"x{i}", _dtype(a)) for i, a in enumerate(arrays))
-    result = Buffer("out", out, writable=True)
+    result = Buffer("out", result_dtype, writable=True)
     body = []
     for at in range(0, n, lanes):
         value = make(*(k.load(b, integer(at), min(lanes, n - at)) for b in ins))
         body.append(Store(result, integer(at), value))
     kernel = Kernel("k", (*ins, result), (), CHUNK, integer(1), tuple(body))
-    made = place(np.zeros(n, out.numpy))
-    Native(kernel, features)([*(place(a) for a in arrays), made])
-    return made
+    buffer = place(np.zeros(n, result_dtype.numpy))
+    Native(kernel, features)([*(place(a) for a in arrays), buffer])
+    return buffer
 
 
 def _dtype(a: np.ndarray) -> DType:
     return next(t for t in DTYPES.values() if t.numpy == a.dtype)
 
 
-def same(got: np.ndarray, want: np.ndarray) -> None:
+def assert_same(got: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
 
 
@@ -100,7 +100,7 @@ def test_float_binary(dtype: DType, fn: str, lanes: int) -> None:
     x, y = floats(dtype)
     numpy = {"sub": "subtract", "mul": "multiply", "div": "divide", "min": "minimum", "max": "maximum"}.get(fn, fn)
     with np.errstate(all="ignore"):
-        same(evaluate(dtype, lambda a, b: k.binary(fn, a, b), x, y, lanes=lanes), getattr(np, numpy)(x, y))
+        assert_same(evaluate(dtype, lambda a, b: k.binary(fn, a, b), x, y, lanes=lanes), getattr(np, numpy)(x, y))
 
 
 @pytest.mark.parametrize("dtype", [f64, f32, f16])
@@ -109,7 +109,7 @@ def test_fmod(dtype: DType) -> None:
     tiny = np.array([1e-310, 5e-324, 1e-40, 1e-45, 6e-8], np.float64).astype(dtype.numpy)
     x, y = np.concatenate([x, np.repeat(tiny, 5)]), np.concatenate([y, np.tile(tiny, 5)])
     with np.errstate(all="ignore"):
-        same(evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=4), np.fmod(x, y))
+        assert_same(evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=4), np.fmod(x, y))
 
 
 @pytest.mark.parametrize(("features", "lanes"), [(host_features(), 5), (host_features(), 16), (without("fma"), 4)])
@@ -121,7 +121,9 @@ def test_fmod_of_quotients_near_integers(dtype: DType, features: Features, lanes
     x = (np.floor(np.exp2(rng.uniform(0, last + 3, y.size))) * y).astype(dtype.numpy)
     x = np.nextafter(x, rng.choice(np.array([0, 1, np.inf]), x.size).astype(dtype.numpy) * x)
     y *= rng.choice([-1, 1], y.size).astype(dtype.numpy)
-    same(evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=lanes, features=features), np.fmod(x, y))
+    assert_same(
+        evaluate(dtype, lambda a, b: k.binary("rem", a, b), x, y, lanes=lanes, features=features), np.fmod(x, y)
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,7 +156,7 @@ def test_ldexp(dtype: DType, features: Features, lanes: int) -> None:
     x, n = np.append(x, [np.nan, np.inf, -0.0]).astype(dtype.numpy), np.append(n, [np.nan, -8, 8]).astype(dtype.numpy)
     with np.errstate(all="ignore"):
         want = np.ldexp(x, np.nan_to_num(n).astype(np.int32))
-    same(evaluate(dtype, k.ldexp, x, n, lanes=lanes, features=features), want)
+    assert_same(evaluate(dtype, k.ldexp, x, n, lanes=lanes, features=features), want)
     shift = 3 * 2.0**23 + 254 if dtype == f32 else 3 * 2.0**52 + 2046  # as rounding by an addition leaves it
     got = evaluate(
         dtype,
@@ -164,13 +166,13 @@ def test_ldexp(dtype: DType, features: Features, lanes: int) -> None:
         lanes=lanes,
         features=features,
     )
-    same(got, want)
+    assert_same(got, want)
 
 
 def test_max_with_a_literal_keeps_nan() -> None:
     x = np.array(SPECIAL, np.float32)
-    same(evaluate(f32, lambda a: k.binary("max", a, k.lit(0.0, f32, 17)), x), np.maximum(x, 0))
-    same(evaluate(f32, lambda a: k.binary("min", k.lit(6.0, f32, 17), a), x), np.minimum(x, 6))
+    assert_same(evaluate(f32, lambda a: k.binary("max", a, k.lit(0.0, f32, 17)), x), np.maximum(x, 0))
+    assert_same(evaluate(f32, lambda a: k.binary("min", k.lit(6.0, f32, 17), a), x), np.minimum(x, 6))
 
 
 @pytest.mark.parametrize("fn", k.COMPARE)
@@ -179,7 +181,7 @@ def test_compare(dtype: DType, fn: str) -> None:
     x, y = floats(dtype) if dtype.is_float else ints(dtype)
     numpy = {"eq": "equal", "ne": "not_equal", "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
     got = evaluate(boolean, lambda a, b: k.binary(fn, a, b), x, y, lanes=16)
-    same(got, getattr(np, numpy[fn])(x, y))
+    assert_same(got, getattr(np, numpy[fn])(x, y))
 
 
 @pytest.mark.parametrize("fn", ["add", "sub", "mul", "div", "rem", "min", "max", "and", "or", "xor"])
@@ -225,7 +227,7 @@ def test_float_unary(dtype: DType, fn: str) -> None:
     x = floats(dtype)[1][: len(SPECIAL)]
     numpy = {"neg": "negative", "round_even": "rint"}.get(fn, fn)
     with np.errstate(all="ignore"):
-        same(evaluate(dtype, lambda a: k.unary(fn, a), x, lanes=7), getattr(np, numpy)(x))
+        assert_same(evaluate(dtype, lambda a: k.unary(fn, a), x, lanes=7), getattr(np, numpy)(x))
 
 
 NARROW_FLOATS = list(FLOAT_FORMATS)
@@ -245,10 +247,10 @@ def test_float_casts(source: DType, target: DType) -> None:
         exact = x.astype(np.float32) if source.bits <= 8 else x
         wide, want = evaluate(target, lambda a: k.cast(a, target), x, lanes=64), exact.astype(target.numpy)
         got = evaluate(target, lambda a: k.cast(a, target), x, lanes=16)
-    same(got, wide)
+    assert_same(got, wide)
     if target == boolean:
         want = x.astype(np.float64) != 0
-    same(got, want)
+    assert_same(got, want)
 
 
 @pytest.mark.sampled(5)
@@ -264,12 +266,12 @@ def test_float_to_int(source: DType, target: DType) -> None:
     half = 1 << (63 if target in (i64, u64, u32) else 31)
     low = target.range[0]
 
-    def whole(v: float) -> int:
+    def truncate(v: float) -> int:
         if target == u64 and v >= half:
             return int(v) if v < 2.0**64 else 0
         return ((int(v) if -half <= v < half else -half) - low) % (1 << target.bits) + low
 
-    want = np.array([whole(v) for v in x.astype(np.float64)], object)
+    want = np.array([truncate(v) for v in x.astype(np.float64)], object)
     for lanes in (1, 4, 7, 8, 16, 32):
         got = evaluate(target, lambda a: k.cast(a, target), x, lanes=lanes)
         np.testing.assert_array_equal(got.astype(object), want)
@@ -280,11 +282,11 @@ def test_float_to_int(source: DType, target: DType) -> None:
 def test_every_code_of_a_narrow_float(dtype: DType) -> None:
     x = np.arange(1 << dtype.bits, dtype=np.uint8).view(dtype.numpy)
     for target in (f32, f64):
-        same(evaluate(target, lambda v, to=target: k.cast(v, to), x, lanes=16), x.astype(target.numpy))
+        assert_same(evaluate(target, lambda v, to=target: k.cast(v, to), x, lanes=16), x.astype(target.numpy))
     wide = x.astype(np.float32)
     with np.errstate(all="ignore"):
         between = np.concatenate([wide, wide[1:] / 2 + wide[:-1] / 2, wide * np.float32(1.01), wide * np.float32(1.5)])
-        same(evaluate(dtype, lambda v: k.cast(v, dtype), between, lanes=16), between.astype(dtype.numpy))
+        assert_same(evaluate(dtype, lambda v: k.cast(v, dtype), between, lanes=16), between.astype(dtype.numpy))
 
 
 @pytest.mark.parametrize("dtype", [i4, u4, i2, u2])
@@ -294,7 +296,7 @@ def test_low_bits_of_a_byte_count(dtype: DType) -> None:
     low, high = dtype.range
     for lanes in (1, 16):
         got = evaluate(i32, lambda v: k.cast(v, i32), x.view(dtype.numpy), lanes=lanes)
-        same(got, ((x.astype(np.int64) - low) & (high - low)) + low)
+        assert_same(got, ((x.astype(np.int64) - low) & (high - low)) + low)
 
 
 @pytest.mark.parametrize("source", [i64, i32, i16, i8, u8, u32, boolean])
@@ -310,7 +312,7 @@ def test_int_casts(source: DType, target: DType) -> None:
     else:
         with np.errstate(all="ignore"):
             want = x.astype(target.numpy) if target not in (f16, bf16) else x.astype(np.float64).astype(target.numpy)
-    same(evaluate(target, lambda a: k.cast(a, target), x, lanes=16), want)
+    assert_same(evaluate(target, lambda a: k.cast(a, target), x, lanes=16), want)
 
 
 def test_bitcast_select_and_fma() -> None:
@@ -318,7 +320,7 @@ def test_bitcast_select_and_fma() -> None:
     np.testing.assert_array_equal(evaluate(i32, lambda a: k.bitcast(a, i32), x), x.view(np.int32))
     with np.errstate(all="ignore"):
         got = evaluate(f32, lambda a: k.select(k.binary("lt", a, k.lit(0.0, f32)), k.lit(5.0, f32), a), x)
-    same(got, np.where(x < 0, np.float32(5), x))
+    assert_same(got, np.where(x < 0, np.float32(5), x))
     x = np.repeat(np.array([1, 2, 3, 4], np.float32), 8)
     x[9] = -1  # the second of four vectors of eight
 
@@ -327,9 +329,9 @@ def test_bitcast_select_and_fma() -> None:
         chosen = k.select_uniform(k.binary("gt", a, k.lit(0.0, f32)), k.add(square, a), k.sub(square, a))
         return k.add(chosen, square)
 
-    same(evaluate(f32, choice, x, lanes=8), 2 * x * x + np.where(np.arange(32) // 8 == 1, -x, x))
+    assert_same(evaluate(f32, choice, x, lanes=8), 2 * x * x + np.where(np.arange(32) // 8 == 1, -x, x))
     tiny = np.full(16, 1 + 2**-12, np.float32)
-    same(evaluate(f32, lambda a: k.fma(a, a, k.lit(-1.0, f32)), tiny), np.full(16, 2**-11 + 2**-24, np.float32))
+    assert_same(evaluate(f32, lambda a: k.fma(a, a, k.lit(-1.0, f32)), tiny), np.full(16, 2**-11 + 2**-24, np.float32))
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 7, 16, 64])
@@ -338,51 +340,51 @@ def test_bitcast_select_and_fma() -> None:
 def test_reduce(dtype: DType, fn: str, lanes: int) -> None:
     x = (np.arange(lanes) % 3 + 1).astype(dtype.numpy)
     numpy = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[fn]
-    out, source = Buffer("out", dtype, writable=True), Buffer("x", dtype)
+    result, source = Buffer("out", dtype, writable=True), Buffer("x", dtype)
     kernel = Kernel(
         "k",
-        (source, out),
+        (source, result),
         (),
         CHUNK,
         integer(1),
-        (Store(out, integer(0), k.reduce(fn, k.load(source, integer(0), lanes))),),
+        (Store(result, integer(0), k.reduce(fn, k.load(source, integer(0), lanes))),),
     )
-    made = place(np.zeros(1, dtype.numpy))
-    Native(kernel)([place(x), made])
+    buffer = place(np.zeros(1, dtype.numpy))
+    Native(kernel)([place(x), buffer])
     with np.errstate(all="ignore"):
-        assert made[0] == numpy.reduce(x, dtype=dtype.numpy)
+        assert buffer[0] == numpy.reduce(x, dtype=dtype.numpy)
 
 
 def test_nan_wins_a_reduction() -> None:
     for at in range(16):
         x = np.ones(16, np.float32)
         x[at] = np.nan
-        out, source = Buffer("out", f32, writable=True), Buffer("x", f32)
-        body = (Store(out, integer(0), k.reduce("max", k.load(source, integer(0), 16))),)
-        made = place(np.zeros(1, np.float32))
-        Native(Kernel("k", (source, out), (), CHUNK, integer(1), body))([place(x), made])
-        assert np.isnan(made[0])
+        result, source = Buffer("out", f32, writable=True), Buffer("x", f32)
+        body = (Store(result, integer(0), k.reduce("max", k.load(source, integer(0), 16))),)
+        buffer = place(np.zeros(1, np.float32))
+        Native(Kernel("k", (source, result), (), CHUNK, integer(1), body))([place(x), buffer])
+        assert np.isnan(buffer[0])
 
 
 def test_shuffle_extract_ramp_gather_scatter() -> None:
     x = np.arange(100, 116, dtype=np.float32)
     got = evaluate(f32, lambda a: k.Shuffle(f32, 5, a, k.lit(-1.0, f32, 16), (15, 0, 16, 3, 31)), x, lanes=16)[:5]
-    same(got, np.array([115, 100, -1, 103, -1], np.float32))
-    source, out = Buffer("x", f32), Buffer("out", f32, writable=True)
+    assert_same(got, np.array([115, 100, -1, 103, -1], np.float32))
+    source, result = Buffer("x", f32), Buffer("out", f32, writable=True)
     index = k.ramp(integer(1), 5, 3)
     mask = k.binary("lt", k.ramp(integer(0), 5), integer(3))
     body = (
-        Store(out, integer(0), k.gather(source, index)),
-        Store(out, integer(8), k.gather(source, index, mask)),
-        Store(out, k.ramp(integer(16), 5, 2), k.load(source, integer(0), 5), mask),
-        Store(out, integer(30), k.Extract(f32, 1, k.load(source, integer(0), 16), 9)),
+        Store(result, integer(0), k.gather(source, index)),
+        Store(result, integer(8), k.gather(source, index, mask)),
+        Store(result, k.ramp(integer(16), 5, 2), k.load(source, integer(0), 5), mask),
+        Store(result, integer(30), k.Extract(f32, 1, k.load(source, integer(0), 16), 9)),
     )
-    made = place(np.full(32, -1, np.float32))
-    Native(Kernel("k", (source, out), (), CHUNK, integer(1), body))([place(x), made])
-    same(made[:5], x[1:16:3])
-    same(made[8:13], np.array([101, 104, 107, 0, 0], np.float32))
-    same(made[16:26], np.array([100, -1, 101, -1, 102, -1, -1, -1, -1, -1], np.float32))
-    assert made[30] == 109
+    buffer = place(np.full(32, -1, np.float32))
+    Native(Kernel("k", (source, result), (), CHUNK, integer(1), body))([place(x), buffer])
+    assert_same(buffer[:5], x[1:16:3])
+    assert_same(buffer[8:13], np.array([101, 104, 107, 0, 0], np.float32))
+    assert_same(buffer[16:26], np.array([100, -1, 101, -1, 102, -1, -1, -1, -1, -1], np.float32))
+    assert buffer[30] == 109
 
 
 @pytest.mark.parametrize("dtype", [f64, f32, f16, i32], ids=str)
@@ -402,18 +404,18 @@ def test_long_chains_of_shuffles(dtype: DType, lanes: int, features: Features) -
 
     a, b = x, y
     for _ in range(6):
-        both, back = np.concatenate([a, b]), np.concatenate([b, a])
-        a, b = both[list(pick)], back[list(pick[::-1])]
+        pair, swapped = np.concatenate([a, b]), np.concatenate([b, a])
+        a, b = pair[list(pick)], swapped[list(pick[::-1])]
     got = evaluate(dtype, chain, x, y, lanes=lanes, features=features)
     assert got.tobytes() == a.tobytes()
 
 
 def test_colliding_scatter_keeps_the_last_lane() -> None:
-    out = Buffer("out", f32, writable=True)
-    body = (Store(out, k.lit(0, i64, 8), k.cast(k.ramp(integer(0), 8), f32)),)
-    made = place(np.zeros(1, np.float32))
-    Native(Kernel("k", (out,), (), CHUNK, integer(1), body))([made])
-    assert made[0] == 7
+    result = Buffer("out", f32, writable=True)
+    body = (Store(result, k.lit(0, i64, 8), k.cast(k.ramp(integer(0), 8), f32)),)
+    buffer = place(np.zeros(1, np.float32))
+    Native(Kernel("k", (result,), (), CHUNK, integer(1), body))([buffer])
+    assert buffer[0] == 7
 
 
 @pytest.mark.parametrize("dtype", [f32, f16, bf16, i8, boolean, f64])
@@ -421,19 +423,19 @@ def test_colliding_scatter_keeps_the_last_lane() -> None:
 def test_masks_touch_no_memory(dtype: DType, lanes: int) -> None:
     """A masked copy of n elements at the very end of a page-sized array."""
     x = (np.arange(lanes) % 2).astype(dtype.numpy)
-    source, out, n = Buffer("x", dtype), Buffer("out", dtype, writable=True), k.var("n")
+    source, result, n = Buffer("x", dtype), Buffer("out", dtype, writable=True), k.var("n")
     mask = k.binary("lt", k.ramp(integer(0), lanes), n) if lanes > 1 else k.binary("lt", integer(0), n)
-    body = (Store(out, integer(0), k.load(source, integer(0), lanes, mask), mask),)
-    native = Native(Kernel("k", (source, out), (n,), CHUNK, integer(1), body))
+    body = (Store(result, integer(0), k.load(source, integer(0), lanes, mask), mask),)
+    native = Native(Kernel("k", (source, result), (n,), CHUNK, integer(1), body))
     for count in range(lanes + 1):
-        made = place(np.ones(lanes, dtype.numpy))
-        native([place(x), made], [count])
-        same(made, np.concatenate([x[:count], np.ones(lanes - count)]).astype(dtype.numpy))
+        buffer = place(np.ones(lanes, dtype.numpy))
+        native([place(x), buffer], [count])
+        assert_same(buffer, np.concatenate([x[:count], np.ones(lanes - count)]).astype(dtype.numpy))
 
 
 def test_registers_through_loops_and_branches() -> None:
     """Sums in registers over a dynamic loop with a branch inside; loops that do not run; values from before."""
-    source, out, n = Buffer("x", f32), Buffer("out", f32, writable=True), k.var("n")
+    source, result, n = Buffer("x", f32), Buffer("out", f32, writable=True), k.var("n")
     top = Block()
     acc = top.alloc("acc", f32, 2)
     for i in range(2):
@@ -451,68 +453,72 @@ def test_registers_through_loops_and_branches() -> None:
     top.loop("i", integer(0), n, 1, body)
     top.loop("i", integer(5), integer(5), 1, lambda b, i: b.store(acc, integer(0), k.lit(-1.0, f32)))
     for i in range(2):
-        top.store(out, integer(i), k.load(acc, integer(i)))
-    native = Native(Kernel("k", (source, out), (n,), CHUNK, integer(1), top.body))
+        top.store(result, integer(i), k.load(acc, integer(i)))
+    native = Native(Kernel("k", (source, result), (n,), CHUNK, integer(1), top.body))
     x = np.arange(1, 12, dtype=np.float32)
     for count in (0, 1, 2, 11):
-        made = place(np.zeros(2, np.float32))
-        native([place(x), made], [count])
-        same(made, np.array([x[:count:2].sum(), 10 - x[1:count:2].sum()]))
+        buffer = place(np.zeros(2, np.float32))
+        native([place(x), buffer], [count])
+        assert_same(buffer, np.array([x[:count:2].sum(), 10 - x[1:count:2].sum()]))
 
 
 def test_nested_loops_stack_scratch_and_chunks() -> None:
     """Each chunk turns one 4x4 block through stack and scratch memory."""
-    source, out = Buffer("x", f32), Buffer("out", f32, writable=True)
+    source, result = Buffer("x", f32), Buffer("out", f32, writable=True)
     stack = Buffer("s", f32, 16, "stack", writable=True)
     scratch = Buffer("t", f32, 16, "scratch", writable=True, offset=64)
     i, j = k.var("i"), k.var("j")
     at = k.add(k.mul(CHUNK, integer(16)), k.add(k.mul(i, integer(4)), j))
-    turned = k.add(k.mul(j, integer(4)), i)
+    position = k.add(k.mul(j, integer(4)), i)
 
     def nest(*body: k.Stmt) -> For:
         return For(i, integer(0), integer(4), 1, (For(j, integer(0), integer(4), 1, body),))
 
     body = (
         k.Alloc(stack), k.Alloc(scratch),
-        nest(Store(stack, turned, k.load(source, at))),
-        nest(Store(scratch, turned, k.load(stack, turned))),
-        nest(Store(out, at, k.load(scratch, k.add(k.mul(i, integer(4)), j)))),
+        nest(Store(stack, position, k.load(source, at))),
+        nest(Store(scratch, position, k.load(stack, position))),
+        nest(Store(result, at, k.load(scratch, k.add(k.mul(i, integer(4)), j)))),
     )  # fmt: skip
     x = np.arange(48, dtype=np.float32)
-    made = place(np.zeros(48, np.float32))
-    Native(Kernel("k", (source, out), (), CHUNK, integer(3), body, 128))([place(x), made], chunks=3)
-    same(made, x.reshape(3, 4, 4).transpose(0, 2, 1).reshape(-1))
+    buffer = place(np.zeros(48, np.float32))
+    Native(Kernel("k", (source, result), (), CHUNK, integer(3), body, 128))([place(x), buffer], chunks=3)
+    assert_same(buffer, x.reshape(3, 4, 4).transpose(0, 2, 1).reshape(-1))
 
 
 def test_loads_stay_where_they_stand() -> None:
     """An in-place update reads the old value before the store and the new one after it."""
-    x, out = Buffer("x", f32, writable=True), Buffer("out", f32, writable=True)
+    x, result = Buffer("x", f32, writable=True), Buffer("out", f32, writable=True)
     a, b = k.var("a", f32), k.var("b", f32)
     body = (
         Let(a, k.load(x, integer(0))), Store(x, integer(0), k.add(a, k.lit(1.0, f32))), Let(b, k.load(x, integer(0))),
-        Store(out, integer(0), k.mul(a, k.lit(100.0, f32))), Store(out, integer(1), b),
+        Store(result, integer(0), k.mul(a, k.lit(100.0, f32))), Store(result, integer(1), b),
     )  # fmt: skip
-    values, made = place(np.array([3], np.float32)), place(np.zeros(2, np.float32))
-    Native(Kernel("k", (x, out), (), CHUNK, integer(1), body))([values, made])
-    same(made, np.array([300, 4]))
+    values, buffer = place(np.array([3], np.float32)), place(np.zeros(2, np.float32))
+    Native(Kernel("k", (x, result), (), CHUNK, integer(1), body))([values, buffer])
+    assert_same(buffer, np.array([300, 4]))
 
 
 def test_constant_folding_of_indices_and_branches() -> None:
-    out, u = Buffer("out", f32, writable=True), k.var("u")
-    inside = If(k.binary("lt", u, integer(2)), (Store(out, u, k.lit(1.0, f32)),), (Store(out, u, k.lit(2.0, f32)),))
-    kernel = Kernel("k", (out,), (), CHUNK, integer(1), (For(u, integer(0), integer(4), 1, (inside,), unroll=True),))
+    result, u = Buffer("out", f32, writable=True), k.var("u")
+    inside = If(
+        k.binary("lt", u, integer(2)), (Store(result, u, k.lit(1.0, f32)),), (Store(result, u, k.lit(2.0, f32)),)
+    )
+    kernel = Kernel("k", (result,), (), CHUNK, integer(1), (For(u, integer(0), integer(4), 1, (inside,), unroll=True),))
     text = print_module([kernel], host_features())
     assert "br " not in text and "mul" not in text
-    made = place(np.zeros(4, np.float32))
-    Native(kernel)([made])
-    same(made, np.array([1, 1, 2, 2]))
+    buffer = place(np.zeros(4, np.float32))
+    Native(kernel)([buffer])
+    assert_same(buffer, np.array([1, 1, 2, 2]))
 
 
 def test_invariants_leave_loops() -> None:
     """The splat of a run-time value is printed before the loop, once."""
-    source, out, n, i = Buffer("x", f32), Buffer("out", f32, writable=True), k.var("n"), k.var("i")
+    source, result, n, i = Buffer("x", f32), Buffer("out", f32, writable=True), k.var("n"), k.var("i")
     value = k.fma(k.load(source, i, 16), k.splat(k.cast(n, f32), 16), k.lit(1.0, f32, 16))
-    kernel = Kernel("k", (source, out), (n,), CHUNK, integer(1), (For(i, integer(0), n, 16, (Store(out, i, value),)),))
+    kernel = Kernel(
+        "k", (source, result), (n,), CHUNK, integer(1), (For(i, integer(0), n, 16, (Store(result, i, value),)),)
+    )
     lines = print_module([kernel], host_features()).splitlines()
     loop = next(at for at, line in enumerate(lines) if " phi " in line)
     assert [at < loop for at, line in enumerate(lines) if "shufflevector" in line] == [True]
@@ -533,11 +539,11 @@ def test_errors(body: tuple[k.Stmt, ...], message: str) -> None:
 
 def test_bfloat_and_ml_dtypes_agree_on_every_f16() -> None:
     x = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-    out, source, i = Buffer("out", bf16, writable=True), Buffer("x", f16), k.var("i")
-    body = (For(i, integer(0), integer(1 << 16), 32, (Store(out, i, k.cast(k.load(source, i, 32), bf16)),)),)
-    made = place(np.zeros(1 << 16, ml_dtypes.bfloat16))
-    Native(Kernel("k", (source, out), (), CHUNK, integer(1), body))([place(x), made])
-    same(made, x.astype(np.float32).astype(ml_dtypes.bfloat16))
+    result, source, i = Buffer("out", bf16, writable=True), Buffer("x", f16), k.var("i")
+    body = (For(i, integer(0), integer(1 << 16), 32, (Store(result, i, k.cast(k.load(source, i, 32), bf16)),)),)
+    buffer = place(np.zeros(1 << 16, ml_dtypes.bfloat16))
+    Native(Kernel("k", (source, result), (), CHUNK, integer(1), body))([place(x), buffer])
+    assert_same(buffer, x.astype(np.float32).astype(ml_dtypes.bfloat16))
 
 
 @pytest.mark.parametrize("lanes", [1, 8, 16, 32, 64])
@@ -550,11 +556,11 @@ def test_bfloat_rounds_all_exponents(features: Features, lanes: int) -> None:
     x[1 << 12 : 1 << 13] &= 0x80FFFFFF  # subnormal, or barely not
     x[1 << 13 : 1 << 14] |= 0x7F800000  # infinite or NaN
     x = x.view(np.float32)
-    out, source, i = Buffer("out", bf16, writable=True), Buffer("x", f32), k.var("i")
-    body = (For(i, integer(0), integer(x.size), lanes, (Store(out, i, k.cast(k.load(source, i, lanes), bf16)),)),)
-    made = place(np.zeros(x.size, ml_dtypes.bfloat16))
-    Native(Kernel("k", (source, out), (), CHUNK, integer(1), body), features)([place(x), made])
-    same(made, x.astype(ml_dtypes.bfloat16))
+    result, source, i = Buffer("out", bf16, writable=True), Buffer("x", f32), k.var("i")
+    body = (For(i, integer(0), integer(x.size), lanes, (Store(result, i, k.cast(k.load(source, i, lanes), bf16)),)),)
+    buffer = place(np.zeros(x.size, ml_dtypes.bfloat16))
+    Native(Kernel("k", (source, result), (), CHUNK, integer(1), body), features)([place(x), buffer])
+    assert_same(buffer, x.astype(ml_dtypes.bfloat16))
 
 
 def test_literals() -> None:
@@ -567,18 +573,20 @@ def test_literals() -> None:
         (i8, -5),
         (boolean, True),
     ):
-        out = Buffer("out", dtype, writable=True)
-        made = place(np.zeros(3, dtype.numpy))
-        Native(Kernel("k", (out,), (), CHUNK, integer(1), (Store(out, integer(0), Lit(dtype, 3, value)),)))([made])
-        same(made, np.full(3, value).astype(dtype.numpy))
+        result = Buffer("out", dtype, writable=True)
+        buffer = place(np.zeros(3, dtype.numpy))
+        Native(Kernel("k", (result,), (), CHUNK, integer(1), (Store(result, integer(0), Lit(dtype, 3, value)),)))(
+            [buffer]
+        )
+        assert_same(buffer, np.full(3, value).astype(dtype.numpy))
 
 
 def dots(a: np.ndarray, b: np.ndarray, c: np.ndarray, lanes: int, features: Features) -> str:
     """Check vectors of sums of a and b against the interpreter; the module's text."""
     x, y, z = (Buffer(name, dtype_of(v), writable=name == "z") for name, v in zip("xyz", (a, b, c), strict=True))
-    at, each = k.mul(CHUNK, integer(lanes)), a.size // c.size
-    wide = k.mul(at, integer(each))
-    sums = k.dot(k.load(x, wide, each * lanes), k.load(y, wide, each * lanes), k.load(z, at, lanes))
+    at, term_count = k.mul(CHUNK, integer(lanes)), a.size // c.size
+    wide = k.mul(at, integer(term_count))
+    sums = k.dot(k.load(x, wide, term_count * lanes), k.load(y, wide, term_count * lanes), k.load(z, at, lanes))
     chunks = c.size // lanes
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(chunks), (Store(z, at, sums),))
     verify_kernel(kernel)
@@ -669,7 +677,7 @@ def test_pair_dot_may_flush_denormals() -> None:
     big = np.array([2.0**20, 0.0], bf16.numpy)
     x, y, z = Buffer("x", bf16), Buffer("y", bf16), Buffer("z", f32, writable=True)
     sums = k.dot(k.load(x, integer(0), 8), k.load(y, integer(0), 8), k.load(z, integer(0), 4))
-    out = place(np.zeros(4, np.float32))
+    result = place(np.zeros(4, np.float32))
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(1), (Store(z, integer(0), sums),))
-    Native(kernel)([place(np.tile(tiny, 4)), place(np.tile(big, 4)), out])
-    assert set(out.tolist()) <= {0.0, 2.0**-110}
+    Native(kernel)([place(np.tile(tiny, 4)), place(np.tile(big, 4)), result])
+    assert set(result.tolist()) <= {0.0, 2.0**-110}

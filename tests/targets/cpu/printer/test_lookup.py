@@ -32,14 +32,14 @@ MACHINES = pytest.mark.parametrize("features", [host_features(), NARROW], ids=["
     ("i32", "i32", 16), ("f32", "i8", 2),
 ])  # fmt: skip
 def test_lookup(features: Features, lanes: int, dtype: str, index: str, count: int) -> None:
-    held, kind = DTYPES[dtype], DTYPES[index]
+    value_type, index_type = DTYPES[dtype], DTYPES[index]
     table = tuple(float(3 * i - 7) for i in range(count))
-    places, out = Buffer("i", kind), Buffer("out", held, writable=True)
-    body = (Store(out, integer(0), k.lookup(table, k.load(places, integer(0), lanes), held)),)
-    kernel = Kernel("k", (places, out), (), k.var("chunk"), integer(1), body)
+    places, result = Buffer("i", index_type), Buffer("out", value_type, writable=True)
+    body = (Store(result, integer(0), k.lookup(table, k.load(places, integer(0), lanes), value_type)),)
+    kernel = Kernel("k", (places, result), (), k.var("chunk"), integer(1), body)
     verify_kernel(kernel)
-    at = place((np.arange(lanes) * 7 - 40).astype(kind.numpy))
-    want, got = np.zeros(lanes, held.numpy), place(np.zeros(lanes, held.numpy))
+    at = place((np.arange(lanes) * 7 - 40).astype(index_type.numpy))
+    want, got = np.zeros(lanes, value_type.numpy), place(np.zeros(lanes, value_type.numpy))
     run_kernel(kernel, {"i": at, "out": want}, {})
     np.testing.assert_array_equal(want, [table[int(i) % count] for i in at])
     Native(kernel, features)([at, got])
@@ -49,9 +49,9 @@ def test_lookup(features: Features, lanes: int, dtype: str, index: str, count: i
 def test_tables_lie_in_registers() -> None:
     if "avx512f" not in host_features().features:
         pytest.skip("no AVX-512")
-    x, out = Buffer("x", i32), Buffer("out", f32, writable=True)
-    body = (Store(out, integer(0), k.lookup(tuple(map(float, range(32))), k.load(x, integer(0), 64), f32)),)
-    text = print_module([Kernel("k", (x, out), (), k.var("chunk"), integer(1), body)], host_features())
+    x, result = Buffer("x", i32), Buffer("out", f32, writable=True)
+    body = (Store(result, integer(0), k.lookup(tuple(map(float, range(32))), k.load(x, integer(0), 64), f32)),)
+    text = print_module([Kernel("k", (x, result), (), k.var("chunk"), integer(1), body)], host_features())
     assert text.count("call <16 x float> @llvm.x86.avx512.vpermi2var.ps.512") == 4
     assert "gather" not in text
 
@@ -61,17 +61,17 @@ def test_tables_lie_in_registers() -> None:
 def test_functions_by_table(op: Elementwise, features: Features) -> None:
     """Bit for bit what the evaluator says, also where only some lanes are ordinary numbers."""
     xs = [x[-6400:] for x in operands(op, f32)]
-    lanes, ins, out = 16, [Buffer(n, f32) for n in "xy"[: len(xs)]], Buffer("out", f32, writable=True)
+    lanes, ins, result = 16, [Buffer(n, f32) for n in "xy"[: len(xs)]], Buffer("out", f32, writable=True)
     at = k.var("at")
     value = op.scalar(*(k.load(b, at, lanes) for b in ins))
-    loop = k.For(at, integer(0), integer(xs[0].size), lanes, (Store(out, at, value),))
-    kernel = Kernel("k", (*ins, out), (), k.var("chunk"), integer(1), (loop,))
+    loop = k.For(at, integer(0), integer(xs[0].size), lanes, (Store(result, at, value),))
+    kernel = Kernel("k", (*ins, result), (), k.var("chunk"), integer(1), (loop,))
     got = place(np.zeros(xs[0].size, np.float32))
     Native(kernel, features)([*map(place, xs), got])
     want = _by_blocks(op, xs, lanes, tables="avx512f" in features)
     np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-    same = (got.view(np.int32) == want.view(np.int32)) | np.isnan(want)
-    assert same.all(), [(float(a), float(b)) for a, b in zip(got[~same], want[~same], strict=True)][:4]
+    is_equal = (got.view(np.int32) == want.view(np.int32)) | np.isnan(want)
+    assert is_equal.all(), [(float(a), float(b)) for a, b in zip(got[~is_equal], want[~is_equal], strict=True)][:4]
 
 
 def _by_blocks(op: Elementwise, xs: list[np.ndarray], lanes: int, tables: bool) -> np.ndarray:
@@ -81,5 +81,5 @@ def _by_blocks(op: Elementwise, xs: list[np.ndarray], lanes: int, tables: bool) 
     if not isinstance(expr, k.Select):
         return evaluate.evaluate(expr, env, tables)
     usual, near, far = (evaluate.evaluate(e, env) for e in (expr.cond, expr.a, expr.b))
-    whole = usual.reshape(-1, lanes).all(1).repeat(lanes)
-    return np.where(whole, near, far)
+    is_block_usual = usual.reshape(-1, lanes).all(1).repeat(lanes)
+    return np.where(is_block_usual, near, far)

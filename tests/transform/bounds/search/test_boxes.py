@@ -38,16 +38,16 @@ def test_boxes_are_cut_by_turns() -> None:
 def test_probes_tell_which_element_gains() -> None:
     """A bound that falls with the width of element 1 alone, while influence points to element 0; element 2 is fixed."""
     lower, upper = np.zeros((3, 3), np.float32), np.tile(np.array([1, 1, 0], np.float32), (3, 1))
-    asked: list[int] = []
+    box_counts: list[int] = []
 
     def bound(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        asked.append(len(low))
+        box_counts.append(len(low))
         return -(high - low)[:, 1:2].astype(np.float64)
 
     influence, splits = np.tile([9.0, 1.0, 0.0], (3, 1)), _splits(upper[0] - lower[0], 12)
     halves = splits.halves(lower, upper, influence)
     assert halves is not None and (halves[1][:3, 0] == 0.5).all()  # before a probe
-    assert splits.learn(lower, upper, bound(lower, upper), bound) == 12 and asked == [3, 12]  # 3 boxes, 2 elements
+    assert splits.learn(lower, upper, bound(lower, upper), bound) == 12 and box_counts == [3, 12]  # 3 boxes, 2 elements
     halves = splits.halves(lower, upper, influence)
     assert halves is not None and (halves[1][:3, 1] == 0.5).all() and (halves[1][:3, 0] == 1).all()
     (low, high), middles = halves, [0.5] * 3

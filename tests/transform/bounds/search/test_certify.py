@@ -107,9 +107,9 @@ def test_what_is_not_decided_is_unknown(tmp_path: Path) -> None:
     verdict = ingot.certify(path, parse_property(text), numerics=True)
     assert verdict.answer == "unknown" and "single point" in verdict.reason
     y = _results(path)[:, 0]
-    above = float(y.max() + 0.05 * np.ptp(y))
-    late = ingot.certify(path, parse_property(_property(f"(>= Y_0 {above})")), seconds=0.01, method="ibp")
-    assert late.answer == "unknown" and "boxes are left" in late.reason
+    bound = float(y.max() + 0.05 * np.ptp(y))
+    timed_out = ingot.certify(path, parse_property(_property(f"(>= Y_0 {bound})")), seconds=0.01, method="ibp")
+    assert timed_out.answer == "unknown" and "boxes are left" in timed_out.reason
 
 
 @pytest.mark.parametrize(
@@ -240,12 +240,12 @@ def test_neurons_are_split(tmp_path: Path, numerics: bool) -> None:
     box = "".join(f"(assert (<= X_{i} 1))(assert (>= X_{i} 0))" for i in range(40))
     center = torch.full((1, 40), 0.5)
     _, upper = ingot.bounds(net, center, eps=0.5, slope_steps=30)
-    most, linear = -_least(net, [-1.0, 0.0], 0.0, 1.0), float(upper[0, 0])
-    assert most < linear
-    limit = most + 0.4 * (linear - most)
+    largest, linear = -_least(net, [-1.0, 0.0], 0.0, 1.0), float(upper[0, 0])
+    assert largest < linear
+    limit = largest + 0.4 * (linear - largest)
     verdict = ingot.certify(path, parse_property(f"{names}{box}(assert (>= Y_0 {limit}))"), numerics=numerics)
     assert verdict.answer == "proved" and verdict.boxes > 2
-    text = f"{names}{box}(assert (>= Y_0 {most - 0.05 * (linear - most)}))"
+    text = f"{names}{box}(assert (>= Y_0 {largest - 0.05 * (linear - largest)}))"
     refuted = ingot.certify(path, parse_property(text), numerics=numerics)
     assert refuted.answer == "refuted"
 

@@ -43,14 +43,14 @@ def test_both_versions_say_the_same(text: str, tmp_path: Path) -> None:
     assert (result.inputs, result.outputs, len(result.alternatives)) == (2, 2, 2)
     np.testing.assert_allclose(result.alternatives[0].lower, [-0.1, 1.5])
     np.testing.assert_allclose(result.alternatives[1].upper, [0.5, 2])
-    rng, both = np.random.default_rng(0), [0, 0]
+    rng, counts = np.random.default_rng(0), [0, 0]
     for _ in range(500):
         x, y = rng.uniform([-0.2, 1.4], [0.6, 2.1]), rng.uniform(0, 6, 2)
         inside = -0.1 <= x[0] <= 0.5 and 1.5 <= x[1] <= 2
         expected = bool(inside and ((y[0] <= y[1] and y[0] >= 3.25) or y[1] >= y[0] + x[0] + 1))
         assert _holds(result, x, y) == expected
-        both[expected] += 1
-    assert min(both) > 50
+        counts[expected] += 1
+    assert min(counts) > 50
 
 
 def test_an_impossible_box_is_no_alternative() -> None:
@@ -60,6 +60,24 @@ def test_an_impossible_box_is_no_alternative() -> None:
 
 def test_a_box_alone_is_met_by_each_of_its_inputs() -> None:
     assert [a.limits.size for a in parse_property(BOX).alternatives] == [0]
+
+
+@pytest.mark.parametrize(
+    ("condition", "at", "holds"),
+    [
+        ("(<= Y_0 1)", 1.0, True),
+        ("(< Y_0 1)", 1.0, False),
+        ("(< Y_0 1)", np.nextafter(1.0, 0), True),
+        ("(> Y_0 1)", 1.0, False),
+        ("(<= (+ Y_0 1e16 1) 1e16)", -1.0, True),  # in f64 the sum is 1e16
+        ("(<= (+ Y_0 1e16 1) 1e16)", -0.5, False),
+        ("(<= (- (* 3 0.1) Y_0) 0.3)", 0.0, False),  # three times the float 0.1 is more than the float 0.3
+        ("(>= Y_0 (+ 0.1 0.2))", float(np.nextafter(0.3, 0)), False),
+    ],
+)
+def test_limits_are_exact(condition: str, at: float, holds: bool) -> None:
+    property_ = parse_property(f"{BOX}(assert {condition})")
+    assert _holds(property_, np.zeros(1), np.asarray([at])) == holds
 
 
 BOX = "(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 1))(assert (>= X_0 0))"
@@ -74,6 +92,10 @@ NETWORK = "(vnnlib-version <2.0>)(declare-network n (declare-input X Real [2])(d
         (BOX + "(assert (<= Y_0 1)", "balanced parentheses"),
         (BOX + ")", "balanced parentheses"),
         (BOX + "stray", "statements in parentheses"),
+        (BOX + "(assert (<= Y_0] 1))", "words, numbers and parentheses"),
+        (BOX + '(assert (<= Y_0 1))(set-info :x "open)', "words, numbers and parentheses"),
+        ("(declare-const X_0 Real)(exit)(assert (<= X_0 1))", "expected an assertion"),
+        (NETWORK.replace("X Real", "X int8"), "elements of Real or floats, got int8"),
         (BOX + "(declare-const X_0 Real)", "one declaration of X_0, got another"),
         (BOX.replace("Real", "Int"), "declarations and assertions"),
         (BOX + "(assert (<= (* Y_0 X_0) 1))", "linear conditions"),

@@ -259,9 +259,9 @@ _AXIS: dict[str, Callable[[Node, int], Node]] = {
     "LogSoftmax": lambda x, axis: ops.LogSoftmax(axis)(x),
     "Hardmax": _hardmax,
 }
-for _name, _along in _AXIS.items():
-    register(_name, lambda c, fn=_along: _flattened(c, lambda x: fn(x, 1)))
-    register(_name, lambda c, fn=_along: fn(c.x(), c.axis("axis", -1, c.rank())), since=13)
+for _name, _along_axis in _AXIS.items():
+    register(_name, lambda c, fn=_along_axis: _flattened(c, lambda x: fn(x, 1)))
+    register(_name, lambda c, fn=_along_axis: fn(c.x(), c.axis("axis", -1, c.rank())), since=13)
 
 
 @onnx_op("Constant")

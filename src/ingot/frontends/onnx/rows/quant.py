@@ -14,7 +14,7 @@ from ingot.ir.node import Node
 from ingot.ir.types import DType
 
 
-def _along(c: Call, p: Node, x: Node, block: int) -> Node:
+def _broadcast_along(c: Call, p: Node, x: Node, block: int) -> Node:
     """A scale or zero point shaped to broadcast against `x`: per tensor, per index of an axis, or per block."""
     if not p.shape or (len(p.shape) == 1 and p.shape[0] == 1 and not block):
         return ops.reshape(p, ())
@@ -50,10 +50,10 @@ def quantize_linear(c: Call) -> Result:
     block = c.int("block_size", 0)
     code = c.int("output_dtype", 0)
     dtype = c.type(2).dtype if c.has(2) else dtype_from_code(code) if code else T.u8
-    zero = _along(c, c.x(2), x, block) if c.has(2) and not dtype.is_float else None
+    zero = _broadcast_along(c, c.x(2), x, block) if c.has(2) and not dtype.is_float else None
     precision = c.int("precision", 0)
     wide = dtype_from_code(precision) if precision else x.dtype if x.dtype.is_float else scale.dtype
-    step = ops.cast(_along(c, scale, x, block), wide)
+    step = ops.cast(_broadcast_along(c, scale, x, block), wide)
     return saturated(ops.cast(x, wide), zero, dtype, c.flag("saturate", 1), step)
 
 
@@ -72,8 +72,8 @@ def dequantize_linear(c: Call) -> Result:
         levels = ops.reshape(x, (*scale.shape[: axis + 1], block, *x.shape[axis + 1 :]))
         y = ops.Dequantize()(levels, zero, ops.cast(ops.expand_dims(scale, axis + 1), wide))
         return ops.cast(ops.reshape(y, x.shape), dtype)
-    step = _along(c, scale, x, block)
-    zero = _along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)
+    step = _broadcast_along(c, scale, x, block)
+    zero = _broadcast_along(c, c.x(2), x, block) if c.has(2) else ops.scalar(0, x.dtype)
     return ops.cast(ops.Dequantize()(x, zero, ops.cast(step, wide)), dtype)
 
 

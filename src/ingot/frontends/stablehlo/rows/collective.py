@@ -61,7 +61,7 @@ def reduced(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
 
 
 @row("all_gather", "all_to_all")
-def moved(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
+def all_gather_or_all_to_all(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
     groups, is_gather = _groups(c), c.op.name == "stablehlo.all_gather"
     count = 1 if groups is None else len(groups[0])
     if not is_gather and c.int("split_count", count) != count:
@@ -104,7 +104,7 @@ def _rings(targets: Mapping[int, int]) -> Groups:
 
 
 @row("collective_broadcast", "cross-replica-sum")
-def alone(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
+def single_device_value(c: Call, *xs: AnyValue) -> tuple[AnyValue, ...]:
     if _groups(c) is not None:
         raise Unsupported(f"more than one device: replica_groups = {list(c.ints('replica_groups'))[:20]}")
     return xs

@@ -359,7 +359,7 @@ def _counter(
 
 
 def _is_next(end: Value, start: Node, start_values: Mapping[Node, Node]) -> bool:
-    """Whether `end` is at + 1; before: the start values of unchanged values."""
+    """Whether `end` is `start` + 1. start_values: those of values that the loop does not change."""
     if not isinstance(end, Node) or not isinstance(end.op, ops.Add):
         return False
     a, b = end.inputs

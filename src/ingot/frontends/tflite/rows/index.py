@@ -9,6 +9,7 @@ from ingot.frontends.shared.composites.segments import reduce_segments, segment_
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.tflite.call import Call, Table
 from ingot.ir import types as T
+from ingot.ir.dims import dim_min
 from ingot.ir.node import Node
 
 row = Table()
@@ -66,11 +67,13 @@ def matrix_diag(c: Call) -> Node:
 
 @row("MATRIX_SET_DIAG", takes_stored=True)
 def matrix_set_diag(c: Call) -> Node:
-    x, diagonal = c.x(0), c.x(1)
+    x = c.x(0)
+    *batch, rows, columns = x.shape
+    count = dim_min(rows, columns)
+    diagonal = movement.with_shape(c.x(1), (*batch, count))
+    values = ops.pad(diagonal, (0,) * len(diagonal.shape), (*(0 for _ in batch), rows - count))
     a, b = (ops.iota(x.shape, len(x.shape) - i, T.i32) for i in (1, 2))
-    wide = diagonal if x.shape[-2] == diagonal.shape[-1] else None
-    values = ops.expand_dims(diagonal, -1) if wide is not None else ops.expand_dims(diagonal, -2)
-    return ops.where(ops.compare("EQ", a, b), values, x)
+    return ops.where(ops.compare("EQ", a, b), ops.expand_dims(values, -1), x)
 
 
 @row("SPARSE_TO_DENSE", takes_stored=True)

@@ -120,14 +120,14 @@ def transform_bilinear(c: Call) -> Node:
         for size in (width, height)
     )  # fmt: skip
     u, v = (ops.sub(a, half) for a in _transformed(_affine(c.x(1)), ops.expand_dims(x, 0), ops.expand_dims(y, 1)))
-    is_inside = _both(_within(u, w), _within(v, h))
+    is_inside = _and(_within(u, w), _within(v, h))
     pixels = ops.reshape(image, (h * w, channels))
     x0, y0 = ops.Floor()(u), ops.Floor()(v)
     right_part, lower_part = (ops.expand_dims(ops.sub(a, b), 2) for a, b in ((u, x0), (v, y0)))
 
     def corner(dy: int, dx: int) -> Node:
         at = [ops.add(y0, dy), ops.add(x0, dx)]
-        is_pixel = _both(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
+        is_pixel = _and(*(_within(a, size) for a, size in zip(at, (h, w), strict=True)))
         row, column = (ops.cast(ops.clip(a, 0, size - 1), T.i32) for a, size in zip(at, (h, w), strict=True))
         pixel = ops.Take(0)(pixels, ops.add(ops.mul(row, w), column))
         return ops.where(ops.expand_dims(is_pixel, 2), pixel, 0)
@@ -140,10 +140,10 @@ def transform_bilinear(c: Call) -> Node:
 
 
 def _within(x: Node, size: int) -> Node:
-    return _both(ops.compare("GE", x, 0), ops.compare("LE", x, size - 1))
+    return _and(ops.compare("GE", x, 0), ops.compare("LE", x, size - 1))
 
 
-def _both(a: Node, b: Node) -> Node:
+def _and(a: Node, b: Node) -> Node:
     return ops.and_(a, b)
 
 

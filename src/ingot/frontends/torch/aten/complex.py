@@ -43,6 +43,8 @@ _LINEAR: dict[str, tuple[int, ...]] = {
     "pad.default": (0, 3), "index_put.default": (0, 2), "_unsafe_index_put.default": (0, 2),
     "index_add.default": (0, 3), "index_copy.default": (0, 3), "scatter.src": (0, 3), "scatter_add.default": (0, 3),
     "slice_scatter.default": (0, 1), "select_scatter.default": (0, 1), "copy.default": (0, 1),
+    "diagonal_scatter.default": (0, 1), "masked_scatter.default": (0, 2), "scatter.value": (0, 3),
+    "index_fill.int_Scalar": (0, 3), "index_fill.int_Tensor": (0, 3),
 }  # fmt: skip
 # ops that are linear in their first operand
 _LINEAR_IN_FIRST = frozenset((
@@ -64,6 +66,14 @@ _LINEAR_IN_FIRST = frozenset((
     "mean.dim", "cumsum.default", "diff.default",
     "broadcast_to.default", "broadcast_tensors.default", "prims.convert_element_type.default", "squeeze_copy.dim",
     "view_copy.default", "fft_fftshift.default", "fft_ifftshift.default",
+    "alias_copy.default", "detach_copy.default", "expand_copy.default", "permute_copy.default", "t_copy.default",
+    "transpose_copy.int", "unsqueeze_copy.default", "squeeze_copy.default", "squeeze_copy.dims", "select_copy.int",
+    "slice_copy.Tensor", "narrow_copy.default", "split_copy.Tensor", "split_with_sizes_copy.default",
+    "unbind_copy.int", "_reshape_copy.default", "concatenate.default", "split.sizes", "hsplit.int", "vsplit.int",
+    "tensor_split.indices", "tensor_split.sections", "unsafe_split.Tensor", "unsafe_split_with_sizes.default",
+    "unsafe_chunk.default", "swapdims.default", "moveaxis.int", "moveaxis.intlist", "fliplr.default", "flipud.default",
+    "atleast_1d.default", "atleast_2d.default", "atleast_3d.default", "meshgrid.default", "meshgrid.indexing",
+    "linalg_diagonal.default", "take.default", "lift.default", "_unsafe_index.Tensor",
 ))  # fmt: skip
 
 _CONVOLUTIONS = (

@@ -201,7 +201,8 @@ def write_rows(x: Node, dim: int, index: Node, source: Node, reduction: str) -> 
     """x[..., index[i], ...] written (or added to) with source[..., i, ...] along `dim`."""
     axis = axis_of(dim, x.type.rank)
     if not x.type.rank:
-        return reshape(write_rows(reshape(x, (1,)), 0, index, reshape(source, (1,)), reduction), ())
+        sources = expand(reshape(source, (1,)), (index.type.size,))  # torch writes the only element once for each index
+        return reshape(write_rows(reshape(x, (1,)), 0, index, sources, reduction), ())
     rows = reshape(index, (index.type.size, 1))
     return _move_first_to(
         ops.ScatterND(_combining(x, reduction))(_move_to_first(x, axis), rows, _move_to_first(source, axis)), axis

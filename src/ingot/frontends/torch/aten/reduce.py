@@ -125,12 +125,12 @@ def _spread_rows(name: str, finish: Callable[[Node, Node, DType], object]) -> No
     def by_dim(c: Context, x: Node, dim: Dims, unbiased: bool = True, keepdim: bool = False) -> object:
         return finish(*_moments(x, dim, int(unbiased), keepdim), x.dtype)
 
-    def whole(c: Context, x: Node, unbiased: bool = True) -> object:
+    def over_all(c: Context, x: Node, unbiased: bool = True) -> object:
         return finish(*_moments(x, None, int(unbiased), False), x.dtype)
 
     aten.add(f"{name}.correction", corrected)
     aten.add(f"{name}.dim", by_dim)
-    aten.add(f"{name}.default", whole)
+    aten.add(f"{name}.default", over_all)
 
 
 _spread_rows("var", lambda v, m, t: cast(v, t))
@@ -150,7 +150,7 @@ def _extremes(kind: str) -> None:
     def amax(c: Context, x: Node, dim: Dims = (), keepdim: bool = False) -> Node:
         return _extreme(c, kind, x, axes_of(dim, x.type.rank), keepdim)
 
-    def whole(c: Context, x: Node) -> Node:
+    def over_all(c: Context, x: Node) -> Node:
         return _extreme(c, kind, x, axes_of(None, x.type.rank), False)
 
     def with_index(c: Context, x: Node, dim: int, keepdim: bool = False) -> tuple[Node, Node]:
@@ -164,7 +164,7 @@ def _extremes(kind: str) -> None:
         return arg_extreme(kind, x, axis_of(dim, x.type.rank), keepdim)
 
     aten.add(f"a{kind}.default", amax)
-    aten.add(f"{kind}.default", whole)
+    aten.add(f"{kind}.default", over_all)
     aten.add(f"{kind}.dim", with_index)
     aten.add(f"arg{kind}.default", index)
 

@@ -26,7 +26,7 @@ from ingot.frontends.torch.values import (
     promoted,
     with_shape,
 )
-from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, product
+from ingot.ir.dims import Dim, DimLike, bounds, dim_max, dim_min, product, sign_bit
 from ingot.ir.node import Node
 
 aten = Table()
@@ -184,7 +184,7 @@ def vstack(c: Context, tensors: Sequence[Node]) -> Node:
 @aten(
     "split.Tensor", "split_with_sizes.default", "chunk.default", "tensor_split.sections", "tensor_split.indices",
     "unsafe_split.Tensor", "unsafe_chunk.default", "split_with_sizes_copy.default", "split_copy.Tensor",
-    "split.sizes", "unsafe_split_with_sizes.default", "hsplit.int", "vsplit.int",
+    "split.sizes", "unsafe_split_with_sizes.default", "vsplit.int",
 )  # fmt: skip
 def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
     axis = axis_of(dim, x.type.rank)
@@ -195,6 +195,11 @@ def split(c: Context, x: Node, sizes: object, dim: int = 0) -> tuple[Node, ...]:
         parts.append(cut(x, axis, start, start + part.shape[axis]))
         start = start + part.shape[axis]
     return tuple(parts)
+
+
+@aten("hsplit.int")
+def hsplit(c: Context, x: Node, sections: int) -> tuple[Node, ...]:
+    return split(c, x, sections, 0 if x.type.rank == 1 else 1)
 
 
 @aten("unbind.int", "unbind_copy.int")
@@ -247,9 +252,14 @@ def clipped(
     start: DimLike | None, end: DimLike | None, step: int, size: DimLike, length: DimLike
 ) -> tuple[DimLike, DimLike]:
     """Python's rules for x[start:end:step], which has `length` elements: negative bounds count from the end, and all
-    are clamped. For x[-n:] with a size n, torch has decided the sign of the start: `length` implies it."""
-    signed = start is None or _is_signed(start)
-    lo = 0 if start is None else _clamped(start, size) if signed or step != 1 else None
+    are clamped. For x[-n:] with a size n, torch has decided the sign of the start: `length` implies it. Where only the
+    run knows both signs, that of the start decides."""
+    start = 0 if start is None else start
+    signed = _is_signed(start)
+    if not signed and step == 1 and end is not None and not (_is_all(end, size) or _is_signed(end)):
+        first = dim_min(dim_max(start + sign_bit(start) * size, 0), size)
+        return first, first + length
+    lo = _clamped(start, size) if signed or step != 1 else None
     if step == 1 and lo is not None:
         return lo, lo + length
     hi = size if end is None or _is_all(end, size) else _clamped(end, size)

@@ -10,7 +10,7 @@ from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import Context, Memory, i64
-from ingot.ir.dims import DimLike, exact_quotient, floordiv
+from ingot.ir.dims import DimLike, estimate, exact_quotient, floordiv, is_static
 from ingot.ir.node import Node
 
 aten = Table()
@@ -45,9 +45,14 @@ def as_strided_scatter(
     c: Context, x: Node, src: Node, size: Sequence[DimLike], stride: Sequence[DimLike],
     storage_offset: DimLike | None = None,
 ) -> Node:  # fmt: skip
-    """`x` with `src` written where `as_strided` would read."""
+    """`x` with `src` written where `as_strided` would read: a scatter, or `src` itself where it fills the memory (the
+    gradient of a mean over positions, whose result torch makes channels last)."""
     memory = _memory(c)
     start = memory.offset if storage_offset is None else storage_offset
+    order = _dense_order(size, stride)
+    if order is not None and start == memory.start and src.type.size == memory.base.type.size:
+        updated = reshape(ops.transpose(src, order), (src.type.size,))
+        return _rows_by_stride(updated, [*zip(x.shape, memory.strides, strict=True)], memory.offset - memory.start)
     positions = _places_by_stride(tuple(size), stride, start - memory.start, 1)
     updated = ops.ScatterND("none")(
         _elements(memory), reshape(positions, (positions.type.size, 1)), reshape(src, (src.type.size,))
@@ -67,6 +72,19 @@ def _elements(memory: Memory) -> Node:
     if memory.order is None:
         raise Unsupported("of a tensor whose elements do not fill its memory; call .contiguous() first")
     return reshape(ops.transpose(memory.base, memory.order), (memory.base.type.size,))
+
+
+def _dense_order(size: Sequence[DimLike], stride: Sequence[DimLike]) -> list[int] | None:
+    """The axes by falling strides, if their elements lie side by side in memory, each once; else None."""
+    if not is_static((*size, *stride)):
+        return None
+    order = sorted(range(len(size)), key=lambda d: (-estimate(stride[d]), size[d] != 1))
+    count: DimLike = 1
+    for d in reversed(order):
+        if size[d] != 1 and stride[d] != count:
+            return None
+        count = count * size[d]
+    return order
 
 
 def _places_by_stride(shape: tuple[DimLike, ...], strides: Sequence[DimLike], start: DimLike, unit: DimLike) -> Node:

@@ -5,6 +5,7 @@ Each takes the arguments of the ATen op that it replaces.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey
 from torch._prims_common import suggest_memory_format
 
 from ingot.frontends.torch.decompositions import bags, segments
@@ -156,12 +158,13 @@ def _is_nothing(x: Tensor) -> bool:
 
 
 def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Any]:
-    """The backward pass of a resize that is a linear map along each axis: the same op for static sizes; else by the
-    transposed maps, which are obtained by resizing the identity matrix."""
+    """The backward pass of a resize that is a linear map along each axis: the same op for images of static sizes; else
+    by the transposed maps, which are obtained by resizing the identity matrix."""
+    _infer_open_batches(getattr(_aten, f"{forward.__name__}_backward").default)
 
     def backward(grad: Tensor, output_size: Ints, input_size: Ints, *options: Any) -> Any:
         rank = len(output_size)
-        if _is_static(*output_size, *input_size):  # torch has no meta function for open batches
+        if _is_static(*output_size, *input_size[2:]):
             return NotImplemented
         align, scales = (options[:1], options[1:]) if corners else ((), options)
         for i in range(rank):
@@ -176,6 +179,23 @@ def resized(forward: Callable[..., Tensor], corners: bool) -> Callable[..., Any]
         return grad
 
     return backward
+
+
+# resizes whose gradients have the cotangent's memory format; those of others are contiguous
+_IN_FORMAT_OF_COTANGENT = (_aten.upsample_bilinear2d_backward.default, _aten.upsample_trilinear3d_backward.default)
+
+
+def _infer_open_batches(backward: torch._ops.OpOverload) -> None:
+    """Register a rule for the shape of a resize's gradient where torch's own is for static sizes only."""
+    if DispatchKey.Meta in backward.py_kernels:
+        return
+
+    @backward.py_impl(DispatchKey.Meta)
+    def infer(grad: Tensor, output_size: Ints, input_size: Ints, *options: Any, **named: Any) -> Tensor:
+        memory_format = torch.contiguous_format
+        if backward in _IN_FORMAT_OF_COTANGENT:
+            memory_format = suggest_memory_format(grad)
+        return torch.empty(tuple(input_size), dtype=grad.dtype, device=grad.device, memory_format=memory_format)
 
 
 def maximum_pool(
@@ -196,13 +216,44 @@ def maximum_pool(
 
 
 def adaptive_maximum_pool(rank: int, grad: Tensor, x: Tensor, indices: Tensor) -> Any:
-    """As `maximum_pool`, where the windows are adjacent and of one size."""
+    """As `maximum_pool`, where the windows are adjacent and of one size; else an element looks for its place in the few
+    windows that hold it."""
     sizes, counts = x.shape[-rank:], grad.shape[-rank:]
-    if not _is_static(*sizes, *counts) or any(m == 0 or n % m for n, m in zip(sizes, counts, strict=True)):
+    if not _is_static(*sizes, *counts) or 0 in (*sizes, *counts):
         return _scattered(grad, x, indices, rank)
+    if any(n % m for n, m in zip(sizes, counts, strict=True)):
+        most = [_most_windows(n, m) for n, m in zip(sizes, counts, strict=True)]
+        is_few = math.prod(most) <= MAX_SEARCHED_TAPS
+        return _found(grad, x, indices, most) if is_few else _scattered(grad, x, indices, rank)
     kernel = [n // m for n, m in zip(sizes, counts, strict=True)]
     pool = (_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d)[rank - 2]
     return _searched(rank, grad, x, (kernel, kernel, [0] * rank, [1] * rank, False), pool(x, counts)[0])
+
+
+def _most_windows(size: int, count: int) -> int:
+    """The most of `count` adaptive windows that hold one of `size` elements."""
+    return max(-(-(i + 1) * count // size) - i * count // size for i in range(size))
+
+
+def _found(grad: Tensor, x: Tensor, indices: Tensor, most: Sequence[int]) -> Tensor:
+    """The sum of the gradients of those adaptive windows of an element that its place is the index of. most: windows of
+    an element along each axis."""
+    rank, sizes, counts = len(most), x.shape[-len(most) :], grad.shape[-len(most) :]
+    place = torch.arange(math.prod(sizes), device=x.device).reshape(sizes)
+    elements = [torch.arange(size, device=x.device) for size in sizes]
+    # the windows of element i are those from i * count // size to before ceil((i + 1) * count / size)
+    firsts = [(e * m).div(n, rounding_mode="floor") for e, n, m in zip(elements, sizes, counts, strict=True)]
+    ends = [(e * m + m + n - 1).div(n, rounding_mode="floor") for e, n, m in zip(elements, sizes, counts, strict=True)]
+    total = torch.zeros_like(x)
+    for steps in itertools.product(*map(range, most)):
+        index, part, is_held = indices, grad, place >= 0
+        for i, step in enumerate(steps):
+            window = firsts[i] + step
+            is_held = is_held & (window < ends[i]).reshape(-1, *(1,) * (rank - 1 - i))
+            last = counts[i] - 1
+            index, part = (v.index_select(i - rank, window.clamp(max=last)) for v in (index, part))
+        total = total + torch.where(is_held & (index == place), part, 0)
+    return total
 
 
 def _searched(rank: int, grad: Tensor, x: Tensor, window: Sequence[Any], maxima: Tensor) -> Tensor:
@@ -261,11 +312,11 @@ def group_norm(
     wide = torch.promote_types(x.dtype, torch.float32)
     count, shape = channels // groups * elements, (batch, channels, *[1] * (x.dim() - 2))
     images, gradients = x.to(wide), grad.to(wide)
-    total, products = (v.reshape(batch, channels, -1).sum(-1) for v in (gradients, gradients * images))
+    total, products = (v.reshape(batch, channels, elements).sum(-1) for v in (gradients, gradients * images))
     weights = None if weight is None else weight.to(wide).reshape(channels)
 
     def of_groups(v: Tensor) -> Tensor:
-        return (v if weights is None else v * weights).reshape(batch, groups, -1).sum(-1)
+        return (v if weights is None else v * weights).reshape(batch, groups, channels // groups).sum(-1)
 
     def of_channels(v: Tensor) -> Tensor:
         return v.unsqueeze(-1).expand(batch, groups, channels // groups).reshape(batch, channels)

@@ -60,6 +60,13 @@ def _roll(x: Tensor, shifts: Any, dims: Any = ()) -> Any:
     return _aten.roll.default(x.contiguous(), shifts)
 
 
+def _unique_consecutive(x: Tensor, inverse: bool = False, counts: bool = False, dim: int | None = None) -> Any:
+    """Along an axis counted from the front: torch's own rule for sizes takes no other."""
+    if dim is None or dim >= 0:
+        return NotImplemented
+    return _aten.unique_consecutive.default(x, inverse, counts, dim + x.dim())
+
+
 def _of_packed(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """The op, which makes its result contiguous or channels-last even for other strides of its first argument."""
 
@@ -81,6 +88,7 @@ FORMATS: dict[Any, Callable[..., Any]] = {
     _aten.replication_pad3d.default: _in_own_format(_aten.replication_pad3d.default),
     _aten.channel_shuffle.default: _channel_shuffle,
     _aten.roll.default: _roll,
+    _aten.unique_consecutive.default: _unique_consecutive,
     _aten._native_batch_norm_legit_no_training.default: _of_packed(_aten._native_batch_norm_legit_no_training.default),
     _aten.max_unpool2d.default: in_format_of(0, of_torch(_aten.max_unpool2d.default)),
     _aten.glu_backward.default: lambda *args: of_torch(_aten.glu_backward.default)(*args).contiguous(),

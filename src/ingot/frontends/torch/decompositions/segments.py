@@ -9,24 +9,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
-_KINDS = {"prod": "prod", "max": "amax", "min": "amin"}
+_INITIAL_VALUES = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
+_INDEX_REDUCE_KINDS = {"prod": "prod", "max": "amax", "min": "amin"}
 
 
 class _Segments(NamedTuple):
-    """The slices as rows. at: the segment of each row; each of `batch` lines has `number` segments and one more for
-    rows that belong to none. lengths: the number of rows of each segment, (batch, number)."""
+    """The slices as rows. segment_of_row: each of `batch` lines has `segment_count` segments, and one more for rows
+    that belong to none. lengths: the number of rows of each segment, (batch, segment_count)."""
 
     rows: Tensor
-    at: Tensor
+    segment_of_row: Tensor
     lengths: Tensor
     batch: int
-    number: int
+    segment_count: int
 
     def flat(self, values: Tensor) -> Tensor:
         """A result (*lead, count, *rest) as one row for each segment."""
         tail = self.rows.shape[1:]
-        rows = values.reshape(self.batch, self.number, *tail)
+        rows = values.reshape(self.batch, self.segment_count, *tail)
         extra_row = rows.new_zeros(self.batch, 1, *tail)
         return torch.cat([rows, extra_row], 1).reshape(-1, *tail)
 
@@ -44,7 +44,7 @@ def _segments(data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis
     return _Segments(rows, segment_of_row.flatten(), offsets[:, 1:] - offsets[:, :-1], batch, count)
 
 
-def reduced(
+def segment_reduce(
     data: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
     offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: float | None = None,
 ) -> Tensor:  # fmt: skip
@@ -54,18 +54,18 @@ def reduced(
         raise NotImplementedError("segment_reduce by indices")
     lead, tail = data.shape[:axis], data.shape[axis + 1 :]
     rows, segment_of_row, counts, batch, count = _segments(data, lengths, offsets, axis)
-    start = _START[reduce] if initial is None else initial
+    start = _INITIAL_VALUES[reduce] if initial is None else initial
     result = data.new_full((batch * (count + 1), *tail), start)
     result = (
         result.index_add(0, segment_of_row, rows)
         if reduce in ("sum", "mean")
-        else result.index_reduce(0, segment_of_row, rows, _KINDS[reduce])
+        else result.index_reduce(0, segment_of_row, rows, _INDEX_REDUCE_KINDS[reduce])
     )
     result = result.reshape(batch, count + 1, *tail)[:, :count]
     if reduce == "mean":
-        number = counts.reshape(batch, count, *(1 for _ in tail))
+        row_counts = counts.reshape(batch, count, *(1 for _ in tail))
         empty = math.nan if initial is None else initial
-        result = torch.where(number > 0, result / number.clamp(min=1), empty)
+        result = torch.where(row_counts > 0, result / row_counts.clamp(min=1), empty)
     return result.reshape(*lead, count, *tail)
 
 
@@ -77,28 +77,28 @@ def backward(
     parts to the rows that attain it; of a product, times the product of the other rows."""
     parts = _segments(data, lengths, offsets, axis)
     rows, segment_of_row, _, _, _ = parts
-    of_row = parts.flat(grad)[segment_of_row]
+    row_grad = parts.flat(grad)[segment_of_row]
     if reduce == "mean":
-        number = rows.new_zeros(parts.batch * (parts.number + 1))
-        number = number.index_add(0, segment_of_row, torch.ones_like(segment_of_row, dtype=rows.dtype))
-        of_row = of_row / number[segment_of_row].reshape(-1, *(1 for _ in rows.shape[1:]))
+        row_counts = rows.new_zeros(parts.batch * (parts.segment_count + 1))
+        row_counts = row_counts.index_add(0, segment_of_row, torch.ones_like(segment_of_row, dtype=rows.dtype))
+        row_grad = row_grad / row_counts[segment_of_row].reshape(-1, *(1 for _ in rows.shape[1:]))
     elif reduce in ("max", "min"):
         # NaN counts as the extreme
         result = parts.flat(output)[segment_of_row]
         is_extreme = ((rows == result) | (rows.isnan() & result.isnan())).to(rows.dtype)
-        number = torch.zeros_like(parts.flat(output)).index_add(0, segment_of_row, is_extreme)
-        of_row = torch.where(is_extreme > 0, of_row / number[segment_of_row].clamp(min=1), 0.0)
+        row_counts = torch.zeros_like(parts.flat(output)).index_add(0, segment_of_row, is_extreme)
+        row_grad = torch.where(is_extreme > 0, row_grad / row_counts[segment_of_row].clamp(min=1), 0.0)
     elif reduce == "prod":
-        of_row = of_row * _others(parts, 1.0 if initial is None else initial)
-    return of_row.reshape(data.shape)
+        row_grad = row_grad * _product_of_others(parts, 1.0 if initial is None else initial)
+    return row_grad.reshape(data.shape)
 
 
-def _others(parts: _Segments, initial: float) -> Tensor:
+def _product_of_others(parts: _Segments, initial: float) -> Tensor:
     """For each row, the product of the other rows of its segment and of `initial`."""
-    rows, segment_of_row = parts.rows, parts.at
-    empty = rows.new_zeros(parts.batch * (parts.number + 1), *rows.shape[1:])
-    zero = rows == 0
-    product = (empty + initial).index_reduce(0, segment_of_row, torch.where(zero, 1.0, rows), "prod")[segment_of_row]
-    zeros = empty.index_add(0, segment_of_row, zero.to(rows.dtype))[segment_of_row]
-    without = torch.where(zero, product, product / torch.where(zero, 1.0, rows))
-    return torch.where(zeros - zero.to(rows.dtype) > 0, 0.0, without)
+    rows, segment_of_row = parts.rows, parts.segment_of_row
+    zeros = rows.new_zeros(parts.batch * (parts.segment_count + 1), *rows.shape[1:])
+    is_zero = rows == 0
+    product = (zeros + initial).index_reduce(0, segment_of_row, torch.where(is_zero, 1.0, rows), "prod")[segment_of_row]
+    zero_counts = zeros.index_add(0, segment_of_row, is_zero.to(rows.dtype))[segment_of_row]
+    product = torch.where(is_zero, product, product / torch.where(is_zero, 1.0, rows))
+    return torch.where(zero_counts - is_zero.to(rows.dtype) > 0, 0.0, product)

@@ -206,7 +206,7 @@ class _Run:
         if base in SCALARS and (not tensors or _of_containers(base, args)):
             return _results(n, SCALARS[base](*args))
         if overload in ("prim_Device", "prim_dtype", "prim_other"):
-            return (_moved(args),)
+            return (_cast(args),)
         if base in ("tensor", "as_tensor"):
             return (torch.tensor(args[0], dtype=dtype_of_code(args[1])),)
         packet = getattr(getattr(torch.ops, namespace), base, None)
@@ -327,7 +327,7 @@ def _of_containers(base: str, args: Sequence[Any]) -> bool:
     return base in ("__is__", "__isnot__") or (base in _LISTS and isinstance(args[0], list | tuple | dict))
 
 
-def _moved(args: list[Any]) -> Any:
+def _cast(args: list[Any]) -> Any:
     x, *options = args
     code = next((a for a in options if isinstance(a, int) and not isinstance(a, bool)), None)
     return x if code is None else x.to(dtype_of_code(code))

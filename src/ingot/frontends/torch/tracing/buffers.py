@@ -32,7 +32,7 @@ def buffers_as_results(program: ExportedProgram) -> ExportedProgram:
     """A program that writes none of its buffers; `program` itself where it writes none, or where it writes part of a
     buffer, reads one through an alias, or writes something else."""
     nodes = list(program.graph.nodes)
-    writes = {n: target for n in nodes if n.op == "call_function" and (target := _written(n))}
+    writes = {n: target for n in nodes if n.op == "call_function" and (target := _written_arguments(n))}
     if not writes:
         return program
     names, buffers = Names(nodes), _buffers(program)
@@ -72,7 +72,7 @@ def _buffers(program: ExportedProgram) -> dict[fx.Node, str]:
     }
 
 
-def _written(node: fx.Node) -> tuple[fx.Node, ...]:
+def _written_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
     """The arguments that an op writes, even if its schema does not say so. An unknown op counts as writing its first
     argument."""
     target = node.target

@@ -24,6 +24,7 @@ import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer
 from torch.utils._sympy.functions import Max
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -101,13 +102,16 @@ class Results:
         computed: the values that the model returns.
         orders: the axis order of each computed value; None for row-major.
         strides: of each result, where they differ from those that torch traced; else None.
-        finish: (the graph's inputs, the computed values) -> the results; None where the latter are the results.
+        finish: (the graph's inputs, the computed values) -> the results; None where the latter are the results. The
+            packed values are one of its arguments.
+        packed_count: of the last computed values, which are packed.
     """
 
     computed: tuple[fx.Node, ...]
     orders: tuple[Order | None, ...]
     strides: tuple[tuple[int, ...] | None, ...]
     finish: Callable[..., tuple[Any, ...]] | None
+    packed_count: int = 0
 
 
 class _ViewGraph:
@@ -118,7 +122,8 @@ class _ViewGraph:
         inputs = graph.find_nodes(op="placeholder")
         self.node_of = {n: self.graph.placeholder(n.name) for n in (*inputs, *computed)}
         values = ((n, n.meta.get("val")) for n in inputs)
-        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n]) for n, v in values if isinstance(v, torch.SymInt)}
+        tracer = GraphAppendingTracer(self.graph)  # one, for what is computed from several sizes
+        self._sizes = {v.node.expr: fx.Proxy(self.node_of[n], tracer) for n, v in values if isinstance(v, torch.SymInt)}
 
     def has_size(self, value: object) -> bool:
         if isinstance(value, torch.SymInt):
@@ -134,11 +139,13 @@ class _ViewGraph:
         node = self._sizes[expression]
         return node.node if isinstance(node, fx.Proxy) else int(node)
 
-    def has_views(self, node: fx.Node) -> bool:
-        """Whether the chain of views to `node` can be replayed."""
+    def unknown_sizes(self, node: fx.Node) -> list[fx.Node]:
+        """The sizes in the chain of views to `node` that this graph's inputs do not tell."""
         source, call = source_of(node), _call(node)
-        sizes = (n.meta.get("val") for n in call.all_input_nodes if n is not source)
-        return source is None or (all(map(self.has_size, sizes)) and self.has_views(source))
+        if source is None:
+            return []
+        sizes = [n for n in call.all_input_nodes if n is not source and not self.has_size(n.meta.get("val"))]
+        return [*sizes, *self.unknown_sizes(source)]
 
     def view(self, node: fx.Node) -> fx.Node:
         """`node`, a view of a value of this graph, by replaying its chain of views."""
@@ -147,11 +154,14 @@ class _ViewGraph:
             assert source is not None, node
             self.view(source)
             if call not in self.node_of:
-                args, kwargs = map_arg((call.args[1:], dict(call.kwargs)), lambda n: self.size(n.meta["val"]))
+                args, kwargs = map_arg((call.args[1:], dict(call.kwargs)), self._argument)
                 self.node_of[call] = self.call(call.target, self.node_of[source], *args, **kwargs)
             if call is not node:
                 self.node_of[node] = self.call(operator.getitem, self.node_of[call], node.args[1])
         return self.node_of[node]
+
+    def _argument(self, node: fx.Node) -> Any:
+        return self.node_of[node] if node in self.node_of else self.size(node.meta["val"])
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(function, args, kwargs)
@@ -161,11 +171,14 @@ class _ViewGraph:
         return fx.GraphModule({}, self.graph).forward
 
 
-def cut_results(graph: fx.Graph, kept_slice: slice = _EMPTY, write_count: int = 0) -> Results:
+def cut_results(
+    graph: fx.Graph, kept_slice: slice = _EMPTY, write_count: int = 0, packed: fx.Node | None = None
+) -> Results:
     """Reduces `graph` to the results that the model must compute.
 
     kept_slice: positions of results that only a backward graph reads, whose axis order is free. write_count: of
-    the last results, which are new values of inputs."""
+    the last results, which are new values of inputs. packed: a result, a call of (values, their axis orders). The model
+    computes the values last; as a result it stands for all of them."""
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
     visible_count = len(results) - write_count
@@ -174,22 +187,28 @@ def cut_results(graph: fx.Graph, kept_slice: slice = _EMPTY, write_count: int = 
     returned = {r for r in results[visible_count:] if isinstance(r, fx.Node)}
     sizes = _ViewGraph(graph)
     nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.node_of)
-    views = {r for r in nodes if _is_strided(r) and _is_replayed(r, visible, returned) and sizes.has_views(r)}
-    visible |= {_root(r) for r in views}
-    computed = dict.fromkeys(_root(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
-    computed = {r: None for r in computed if r not in sizes.node_of}
+    views = {r for r in nodes if _is_strided(r) and _is_replayed(r, visible, returned)}
+    visible |= {root_of(r) for r in views}
+    computed = dict.fromkeys(root_of(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
+    computed |= dict.fromkeys(n for r in nodes if r in views for n in sizes.unknown_sizes(r))  # the run finds them
+    computed = {r: None for r in computed if r not in sizes.node_of and r is not packed}
 
-    images, view_graph = _images(graph) & {results[i] for i in saved} - visible, _ViewGraph(graph, computed)
-    inputs = [view_graph.node_of[r] for r in computed]
-    orders = [_channels_last(r) if r in images else _order(r, exactly=r in visible) for r in computed]
+    single = [*computed, *([] if packed is None else [packed])]
+    images, view_graph = images_of(graph) & {results[i] for i in saved} - visible, _ViewGraph(graph, single)
+    inputs = [view_graph.node_of[r] for r in single]
+    orders = [_order(r, exactly=True) if r in visible else saved_order(r, is_image=r in images) for r in computed]
     for r, order in zip(computed, orders, strict=True):
         view_graph.node_of[r] = _as_traced(r, order, view_graph) if r in visible else _permuted(view_graph, r, order)
     outputs = [_result(r, view_graph) for r in results]
+    members: Any = () if packed is None else packed.args
+    if packed is not None:
+        computed |= dict.fromkeys(members[0])
+        orders += [None if order == tuple(range(len(order))) else order for order in members[1]]
     end.args = (tuple(computed),)
     graph.eliminate_dead_code()
     strides = [_strides(r) if r in images else None for r in results]
     finish = None if outputs == inputs else view_graph.function(outputs)
-    return Results(tuple(computed), tuple(orders), tuple(strides), finish)
+    return Results(tuple(computed), tuple(orders), tuple(strides), finish, 0 if packed is None else len(members[0]))
 
 
 def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any, ...]] | None]:
@@ -200,7 +219,7 @@ def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any,
     """
     view_graph = _ViewGraph(graph)
     reads = [n for n in graph.find_nodes(op="call_function", target=_aten.as_strided.default)]
-    reads = [n for n in reads if _root(n).op == "placeholder" and view_graph.has_views(n)]
+    reads = [n for n in reads if root_of(n).op == "placeholder" and not view_graph.unknown_sizes(n)]
     if not reads:
         return [], None
     new_views, added, last = (
@@ -263,12 +282,12 @@ def _result(r: Any, view_graph: _ViewGraph) -> Any:
 def _is_replayed(r: fx.Node, visible: Collection[fx.Node], returned: Collection[fx.Node]) -> bool:
     """Whether torch replays a result as a view of an input or of another value that the model returns. A small part of
     a value that is no result is computed directly."""
-    root = _root(r)
+    root = root_of(r)
     if root is r or root.op == "placeholder":
         return root is not r and r not in returned
     if root in visible or r not in visible:
         return root in visible
-    siblings = [other for other in visible if _root(other) is root]
+    siblings = [other for other in visible if root_of(other) is root]
     return len(siblings) > 1 or _size_in_bytes(r) >= _size_in_bytes(root) or _has_overlap(r)
 
 
@@ -341,9 +360,9 @@ def source_of(node: fx.Node) -> fx.Node | None:
     return source if _is_strided(node) and _is_strided(source) and _storage(node) == _storage(source) else None
 
 
-def _root(node: fx.Node) -> fx.Node:
+def root_of(node: fx.Node) -> fx.Node:
     source = source_of(node)
-    return node if source is None else _root(source)
+    return node if source is None else root_of(source)
 
 
 def _storage(node: fx.Node) -> int:
@@ -376,6 +395,11 @@ def _has_overlap(node: fx.Node | None) -> bool:
     return node is not None and (_call(node).target in _OVERLAPPING_VIEWS or _has_overlap(source_of(node)))
 
 
+def saved_order(node: fx.Node, *, is_image: bool) -> Order | None:
+    """The axis order in which the model computes a value for the backward pass; None for row-major."""
+    return _channels_last(node) if is_image else _order(node, exactly=False)
+
+
 def _channels_last(node: fx.Node) -> Order:
     return 0, *range(2, node.meta["val"].dim()), 1
 
@@ -388,7 +412,7 @@ def _strides(node: fx.Node) -> tuple[int, ...]:
     return tuple(steps[axis] for axis in range(len(shape)))
 
 
-def _images(graph: fx.Graph) -> set[object]:
+def images_of(graph: fx.Graph) -> set[object]:
     """Values with the shape of some operand or result of a convolution, pool or batch norm."""
     images = [n for n in graph.nodes if _is_image(n.meta.get("val"))]
     layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _IMAGE_OPS]

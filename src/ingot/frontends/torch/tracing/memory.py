@@ -114,7 +114,7 @@ def _memory(net: nn.Module, group: Sequence[_Member]) -> Memory:
 
 
 @contextmanager
-def joined(net: nn.Module, memories: Sequence[Memory]) -> Iterator[None]:
+def shared_views(net: nn.Module, memories: Sequence[Memory]) -> Iterator[None]:
     """Within the block, the owners are buffers and forward sees the other members as views of them."""
     views = [m for memory in memories for m in memory.views]
     originals = [(place, dict(place)) for place in _places(net)]

@@ -5,6 +5,7 @@ The minimal cut is torch's (min_cut_rematerialization_partition). Before it, rew
     y = hardtanh(x, 0, 6); le(x, 0)   ->   le(y, 0): backward reads y, which the next layer saves, instead of x
     clone(x), detach(x)               ->   x: nothing is written in place in a functional graph
     unbind(x)[1]                      ->   select(x, 1), and likewise split: views that torch does not recognize
+    native_batch_norm_backward(.., mean, variance, .., train=True)   ->   with None for the two, as they are not read
     a = x * 2; b = x * 2              ->   only a; torch's pass for this imports Inductor, which takes half a second
 
 Views are never saved, as recomputing them is free, while saving a view of a channels-last image would copy it.
@@ -34,6 +35,7 @@ _BOUND_OPS = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
 def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """(forward, backward): AOTAutograd's `partition_fn`."""
     _drop_copies(joint.graph)
+    _drop_running_statistics(joint.graph)
     _select_parts(joint.graph)
     _ask_results(joint.graph)
     _keep_draws(joint.graph)
@@ -118,6 +120,16 @@ def _drop_copies(graph: fx.Graph) -> None:
             if not node.kwargs and all(user.op != "output" for user in node.users):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
+
+
+def _drop_running_statistics(graph: fx.Graph) -> None:
+    """Remove the running mean and variance from gradients of batch norms in training mode, which do not read them:
+    their new values would be saved."""
+    for node in graph.find_nodes(op="call_function", target=_aten.native_batch_norm_backward.default):
+        mean, variance, is_training = 3, 4, 7
+        if node.args[is_training] is True:
+            node.update_arg(mean, None)
+            node.update_arg(variance, None)
 
 
 def _select_parts(graph: fx.Graph) -> None:

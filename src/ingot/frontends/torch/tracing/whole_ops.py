@@ -3,8 +3,8 @@
 Recurrences: torch's rule for `aten.lstm`, `gru` and `rnn` runs the recurrence step by step even to infer the shape of
 its result, which takes seconds and fixes the length of the sequence. The rules here infer only the shape.
 
-Resizes: torch decomposes them into gathers, whose gradients would be scatters. Those of static sizes are kept whole,
-with torch's gradients, which are ops, too.
+Resizes: torch decomposes them into gathers, whose gradients would be scatters. Those of images of static sizes are kept
+whole, with torch's gradients, which are ops, too.
 
 Attention on GPUs: torch has fused kernels only for masks whose last axis is contiguous. An expanded mask, as
 transformers makes them, would be decomposed into float32 products and a softmax: it is copied first.
@@ -112,13 +112,13 @@ def _install_resizes() -> None:
 
 def _whole_or(whole_op: Callable[..., Tensor], composed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def select(x: Tensor, size: Sequence[int] | None, *args: Any, **kwargs: Any) -> Tensor:
-        is_static = all(isinstance(n, int) for n in (*x.shape, *(size or ())))
+        is_static = all(isinstance(n, int) for n in (*x.shape[2:], *(size or ())))
         return (whole_op if whole_resizes.on and is_static else composed)(x, size, *args, **kwargs)
 
     return select
 
 
-# within it, tracing records resizes of static sizes whole
+# within it, tracing records resizes of images of static sizes whole
 whole_resizes = Switch("ingot_whole_resizes", _install_resizes)
 
 

@@ -9,15 +9,15 @@ from ingot.ir.kernel import Expr
 from ingot.ir.kernel.math import coefficients as c
 from ingot.ir.kernel.math.words import (
     F32,
-    above,
     absolute,
     at_least,
     at_most,
-    below,
     bits_lit,
     bits_of,
     float_of,
     format_of,
+    is_above,
+    is_below,
     lit,
     negated,
     plus,
@@ -90,7 +90,7 @@ def expm1(x: Expr) -> Expr:
     small = k.fma(k.mul(r, r), tail, r)
     half = k.fma(power, small, plus(power, -0.5))
     # below, x itself is the nearest float; this also keeps -0 and subnormals
-    return k.select(below(absolute(x), 2.0 ** -(f.fraction + 3)), x, k.add(half, half))
+    return k.select(is_below(absolute(x), 2.0 ** -(f.fraction + 3)), x, k.add(half, half))
 
 
 def logistic(x: Expr) -> Expr:
@@ -164,7 +164,7 @@ def erf(x: Expr) -> Expr:
     small = k.fma(x, polynomial(z, c.ERF_SMALL_F64), x)
     g = polynomial(quotient(plus(a, -2.0), plus(a, 2.0)), c.ERFC_F64)
     large = k.fma(negated(exp(negated(z), nonpositive=True)), g, lit(1.0, x))
-    return k.select(below(a, 1.0), small, with_sign(large, x))
+    return k.select(is_below(a, 1.0), small, with_sign(large, x))
 
 
 def gelu(x: Expr, narrow: bool = False) -> Expr:
@@ -178,22 +178,22 @@ def gelu(x: Expr, narrow: bool = False) -> Expr:
     for _ in range(4 if narrow else 2):
         p = k.mul(p, p)
     # not max(x, 0): -inf is to give NaN, and other negative numbers -0
-    positive = k.mul(x, k.select(above(x, 0.0), lit(1.0, x), lit(0.0, x)))
-    return k.select(below(a, 5.8), k.fma(negated(p), a, positive), positive)
+    positive = k.mul(x, k.select(is_above(x, 0.0), lit(1.0, x), lit(0.0, x)))
+    return k.select(is_below(a, 5.8), k.fma(negated(p), a, positive), positive)
 
 
 def sinh(x: Expr) -> Expr:
     """(t + t / (t + 1)) / 2 with t = e^|x| - 1; f64 beyond 22: e^(|x|/2) squared, which overflows only when it must."""
     a = absolute(x)
     if x.dtype == f32:
-        return k.select_uniform(below(a, 86.0), with_sign(_sinh_near(a), x), k.cast(sinh(k.cast(x, f64)), f32))
+        return k.select_uniform(is_below(a, 86.0), with_sign(_sinh_near(a), x), k.cast(sinh(k.cast(x, f64)), f32))
     t = expm1(a)
     small = scaled_by(k.add(t, quotient(t, plus(t, 1.0))), 0.5)
     half = exp(scaled_by(a, 0.5))
     big = k.mul(scaled_by(half, 0.5), half)
-    value = k.select(above(a, 22.0), big, small)
+    value = k.select(is_above(a, 22.0), big, small)
     # 0.5 * (t + t) would round subnormals twice
-    return with_sign(k.select(below(a, 2.0**-28), a, value), x)
+    return with_sign(k.select(is_below(a, 2.0**-28), a, value), x)
 
 
 def _sinh_near(a: Expr) -> Expr:

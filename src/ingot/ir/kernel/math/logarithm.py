@@ -9,11 +9,11 @@ from ingot.ir.kernel import Expr
 from ingot.ir.kernel.math import coefficients as c
 from ingot.ir.kernel.math.words import (
     F64,
-    above,
     absolute,
-    below,
     bits_lit,
     format_of,
+    is_above,
+    is_below,
     lit,
     negated,
     plus,
@@ -29,7 +29,7 @@ from ingot.ir.types import f32, f64
 def split(x: Expr) -> tuple[Expr, Expr]:
     """(n, f) with x = 2^n (1 + f), sqrt(1/2) <= 1 + f < sqrt(2), for finite x > 0."""
     f = format_of(x)
-    subnormal = below(x, f.tiny)
+    subnormal = is_below(x, f.tiny)
     scale_exponent = f.fraction + 2
     n, fraction = split_normal(k.select(subnormal, scaled_by(x, 2.0**scale_exponent), x))
     return k.sub(k.cast(n, x.dtype), k.select(subnormal, lit(float(scale_exponent), x), lit(0.0, x))), fraction
@@ -48,7 +48,7 @@ def split_normal(x: Expr) -> tuple[Expr, Expr]:
 def _log_domain(x: Expr, value: Expr) -> Expr:
     """`value` for 0 < x < inf; -inf at 0, NaN below, inf at inf."""
     edge = k.select(k.binary("eq", x, lit(0.0, x)), lit(-inf, x), lit(nan, x))
-    return k.select(below(x, inf), k.select(above(x, 0.0), value, edge), x)
+    return k.select(is_below(x, inf), k.select(is_above(x, 0.0), value, edge), x)
 
 
 def _log_of_parts(n: Expr, f: Expr, little: Expr | None = None) -> Expr:
@@ -97,7 +97,7 @@ def asinh(x: Expr) -> Expr:
     if x.dtype == f32:
         return k.cast(asinh(k.cast(x, f64)), f32)
     a = absolute(x)
-    huge = above(a, 2.0**500)
+    huge = is_above(a, 2.0**500)
     z = k.mul(a, a)
     argument = k.add(a, quotient(z, plus(root(plus(z, 1.0)), 1.0)))
     value = log1p(k.select(huge, a, argument))
@@ -110,10 +110,10 @@ def acosh(x: Expr) -> Expr:
     if x.dtype == f32:
         return k.cast(acosh(k.cast(x, f64)), f32)
     t = plus(x, -1.0)
-    huge = above(x, 2.0**500)
+    huge = is_above(x, 2.0**500)
     value = log1p(k.select(huge, x, k.add(t, root(k.mul(t, plus(t, 2.0))))))
     value = k.select(huge, plus(value, F64.ln2[0]), value)
-    return k.select(below(x, 1.0), lit(nan, x), value)
+    return k.select(is_below(x, 1.0), lit(nan, x), value)
 
 
 def atanh(x: Expr) -> Expr:
@@ -122,4 +122,4 @@ def atanh(x: Expr) -> Expr:
         return k.cast(atanh(k.cast(x, f64)), f32)
     a = absolute(x)
     value = scaled_by(log1p(quotient(k.add(a, a), k.sub(lit(1.0, x), a))), 0.5)
-    return with_sign(k.select(below(a, 2.0**-28), a, value), x)
+    return with_sign(k.select(is_below(a, 2.0**-28), a, value), x)

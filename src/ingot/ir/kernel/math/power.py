@@ -10,10 +10,10 @@ from ingot.ir.kernel.math import coefficients as c
 from ingot.ir.kernel.math.exponential import exp, sixteenths, sixteenths_apart
 from ingot.ir.kernel.math.logarithm import log, split
 from ingot.ir.kernel.math.words import (
-    above,
     absolute,
-    below,
     bits_lit,
+    is_above,
+    is_below,
     lit,
     negated,
     plus,
@@ -34,7 +34,7 @@ def cbrt(x: Expr) -> Expr:
     if x.dtype == f32:
         return k.cast(_cbrt(k.cast(x, f64), 2), f32)
     a = absolute(x)
-    small, huge = below(a, 2.0**-900), above(a, 2.0**900)
+    small, huge = is_below(a, 2.0**-900), is_above(a, 2.0**900)
     one = lit(1.0, x)
     scaled = k.mul(x, k.select(small, lit(2.0**180, x), k.select(huge, lit(2.0**-180, x), one)))
     rescale = k.select(small, lit(2.0**-60, x), k.select(huge, lit(2.0**60, x), one))
@@ -49,7 +49,7 @@ def _cbrt(x: Expr, steps: int) -> Expr:
         cube = k.mul(k.mul(t, t), t)
         # t + t (a - t^3) / (2 t^3 + a): the correction is small, so its rounding does not count
         t = k.fma(t, quotient(k.sub(a, cube), k.add(k.add(cube, cube), a)), t)
-    ordinary = k.binary("and", above(a, 0.0), below(a, inf))
+    ordinary = k.binary("and", is_above(a, 0.0), is_below(a, inf))
     return k.select(ordinary, with_sign(t, x), x)
 
 
@@ -119,7 +119,7 @@ def _power_near(x: Expr, y: Expr) -> tuple[Expr, Expr]:
     unit = k.lookup(c.EXP2_HIGH, place, f32)
     value = k.add(unit, k.fma(unit, e, k.lookup(c.EXP2_LOW, place, f32)))
     value = k.bitcast(k.add(k.bitcast(value, i32), exponent), f32)
-    return value, k.binary("and", normal, below(absolute(p), 87.0))
+    return value, k.binary("and", normal, is_below(absolute(p), 87.0))
 
 
 def _signed_power(x: Expr, y: Expr, magnitude: Expr) -> Expr:
@@ -136,7 +136,7 @@ def _signed_power(x: Expr, y: Expr, magnitude: Expr) -> Expr:
     value = k.select(k.binary("and", unit, infinite_y), one, magnitude)
     value = k.select(k.binary("and", negative, odd), negated(value), value)
     defined = k.binary("or", is_integer, k.binary("or", zero, k.binary("eq", a, lit(inf, x))))
-    undefined = k.binary("and", below(x, 0.0), k.unary("not", defined))
+    undefined = k.binary("and", is_below(x, 0.0), k.unary("not", defined))
     value = k.select(undefined, lit(nan, x), value)
     trivial = k.binary("or", k.binary("eq", y, lit(0.0, y)), k.binary("eq", x, one))
     return k.select(trivial, one, value)
@@ -172,11 +172,11 @@ def _power_f64(a: Expr, y: Expr) -> Expr:
     """a^y for a >= 0 through a logarithm in two parts."""
     high, low = _log_pair(a)
     high, low = two_sum(high, low)
-    ordinary = k.binary("and", above(a, 0.0), below(a, inf))
+    ordinary = k.binary("and", is_above(a, 0.0), is_below(a, inf))
     plain = k.select(k.binary("eq", a, lit(0.0, a)), lit(-inf, a), a)
     high = k.select(ordinary, high, plain)
     p = k.mul(y, high)
     p_low = k.fma(y, low, k.fma(y, high, negated(p)))
     e = exp(p)
-    inside = k.binary("and", below(absolute(p), inf), below(e, inf))
+    inside = k.binary("and", is_below(absolute(p), inf), is_below(e, inf))
     return k.select(inside, k.fma(e, p_low, e), e)

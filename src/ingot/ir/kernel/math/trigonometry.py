@@ -12,10 +12,10 @@ from ingot.ir.kernel.math import coefficients as c
 from ingot.ir.kernel.math.words import (
     F32,
     F64,
-    above,
     absolute,
-    below,
     bits_lit,
+    is_above,
+    is_below,
     lit,
     negated,
     plus,
@@ -145,7 +145,7 @@ def _circular(x: Expr, quarter: int) -> Expr:
         )
         value = k.select_uniform(_is_near_f64(x), near, far)
     if not quarter:
-        value = k.select(below(absolute(x), 2.0**-13 if x.dtype == f32 else 2.0**-28), x, value)
+        value = k.select(is_below(absolute(x), 2.0**-13 if x.dtype == f32 else 2.0**-28), x, value)
     return value
 
 
@@ -173,11 +173,11 @@ def tan(x: Expr) -> Expr:
     if x.dtype == f32:
         quadrant, r = _reduce_f32(x)
         value = k.cast(_tangent(quadrant, *_sine_and_cosine(r, True)), f32)
-        return k.select(below(absolute(x), 2.0**-13), x, value)
+        return k.select(is_below(absolute(x), 2.0**-13), x, value)
     near, far = (
         _tangent(quadrant, *_sine_and_cosine_f64(r, tail)) for quadrant, r, tail in (_reduce_f64(x), _reduce_far_f64(x))
     )
-    return k.select(below(absolute(x), 2.0**-28), x, k.select_uniform(_is_near_f64(x), near, far))
+    return k.select(is_below(absolute(x), 2.0**-28), x, k.select_uniform(_is_near_f64(x), near, far))
 
 
 def _tangent(quadrant: Expr, sine: Expr, cosine: Expr) -> Expr:
@@ -216,8 +216,8 @@ def atan2(y: Expr, x: Expr) -> Expr:
     a, b = k.select(both_infinite, lit(1.0, a), a), k.select(both_infinite, lit(1.0, b), b)
     larger = k.select(k.binary("gt", a, b), a, b)
     one = lit(1.0, a)
-    up_or_down = k.select(below(larger, 2.0**-500), lit(2.0**500, a), one)
-    scale = k.select(above(larger, 2.0**500), lit(2.0**-200, a), up_or_down)
+    up_or_down = k.select(is_below(larger, 2.0**-500), lit(2.0**500, a), one)
+    scale = k.select(is_above(larger, 2.0**500), lit(2.0**-200, a), up_or_down)
     a, b = k.mul(a, scale), k.mul(b, scale)
     origin = k.binary("and", k.binary("eq", a, lit(0.0, a)), k.binary("eq", b, lit(0.0, b)))
     angle = _in_quadrant(_atan_core(a, k.select(origin, one, b)), y, x)
@@ -297,5 +297,5 @@ def acos(x: Expr) -> Expr:
     half_pi, pi = (c.HALF_PI_F32, c.PI_F32) if x.dtype == f32 else (c.HALF_PI, c.PI)
     near = k.sub(lit(half_pi[0], x), k.sub(with_sign(s, x), lit(half_pi[1], x)))
     twice = k.add(s, s)
-    far = k.select(below(x, 0.0), k.sub(lit(pi[0], x), k.sub(twice, lit(pi[1], x))), twice)
+    far = k.select(is_below(x, 0.0), k.sub(lit(pi[0], x), k.sub(twice, lit(pi[1], x))), twice)
     return k.select(small, near, far)

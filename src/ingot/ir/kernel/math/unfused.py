@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr, Fma
-from ingot.ir.kernel.math.words import absolute, below, lit, two_sum
+from ingot.ir.kernel.math.words import absolute, is_below, lit, two_sum
 from ingot.ir.kernel.rewrite import Rewriter
 from ingot.ir.types import f32, f64, i64
 
@@ -40,7 +40,7 @@ def _fma_f32(a: Expr, b: Expr, c: Expr) -> Expr:
     bits = k.bitcast(total, i64)
     one, zero = k.lit(1, i64, bits.lanes, bits.tile), lit(0.0, total)
     positive, negative = (k.binary(fn, lost, zero) for fn in ("gt", "lt"))
-    inexact = k.binary("and", k.binary("or", positive, negative), below(absolute(total), float("inf")))
+    inexact = k.binary("and", k.binary("or", positive, negative), is_below(absolute(total), float("inf")))
     even = k.binary("eq", k.binary("and", bits, one), k.lit(0, i64, bits.lanes, bits.tile))
     outwards = k.binary("eq", positive, k.binary("gt", total, zero))
     odd = k.add(bits, k.select(outwards, one, k.lit(-1, i64, bits.lanes, bits.tile)))
@@ -58,7 +58,7 @@ def _fma_f64(a: Expr, b: Expr, c: Expr) -> Expr:
     plain = k.add(product, c)
     in_range = k.binary("ge", absolute(product), lit(1e-270, a))
     for x, limit in ((product, 1e300), (a, 1e290), (b, 1e290), (total, 1e300)):
-        in_range = k.binary("and", in_range, below(absolute(x), limit))
+        in_range = k.binary("and", in_range, is_below(absolute(x), limit))
     return k.select(in_range, k.add(total, k.add(lost, low)), plain)
 
 

@@ -98,21 +98,21 @@ def plus(x: Expr, value: float) -> Expr:
     return k.add(x, lit(value, x))
 
 
-def above(x: Expr, value: float) -> Expr:
+def is_above(x: Expr, value: float) -> Expr:
     return k.binary("gt", x, lit(value, x))
 
 
-def below(x: Expr, value: float) -> Expr:
+def is_below(x: Expr, value: float) -> Expr:
     return k.binary("lt", x, lit(value, x))
 
 
 def at_most(x: Expr, value: float) -> Expr:
     """min(x, value), NaN kept: one machine instruction where the minimum returns its second operand on NaN."""
-    return k.select(above(x, value), lit(value, x), x)
+    return k.select(is_above(x, value), lit(value, x), x)
 
 
 def at_least(x: Expr, value: float) -> Expr:
-    return k.select(below(x, value), lit(value, x), x)
+    return k.select(is_below(x, value), lit(value, x), x)
 
 
 def with_sign(magnitude: Expr, x: Expr) -> Expr:

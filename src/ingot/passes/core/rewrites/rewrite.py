@@ -4,36 +4,42 @@
 
     dot(dot(x, w), v)   ->   dot(x, dot(w, v))          whose product of constants is then folded
 
-Both sides are graphs of the same inputs, of which those named c... stand for constants. A stored rewrite is untrusted:
-it is applied if it is small, its ops are sums, products and views, and `equality.are_equal` says again that it holds.
-Rewrites that are equal over the reals alone are applied under `fast_math`.
+Both sides are graphs of the same inputs, of which those named c... stand for constants, and of the same results. Sizes
+may be open, within bounds that are part of the left side. A stored rewrite is untrusted: it is applied if it is small,
+its ops are sums, products and views, and `equality.are_equal` says again that it holds. Rewrites that are equal over
+the reals alone are applied under `fast_math`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
+from ingot.ir.dims import DimLike
 from ingot.ir.node import Const, Graph, Input, Node, rebuild, topological
 from ingot.ir.parse import parse
 from ingot.ir.rewrite import current_fuel
 from ingot.ir.show import show
 from ingot.ir.types import bf16, f16, f32, f64
-from ingot.passes.constants import is_constant
 from ingot.passes.core.rewrites import equality
+from ingot.passes.core.rewrites.match import has_sizes, matches
+from ingot.passes.core.rewrites.sink import sink_slices
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import IngotError
 from ingot.support.log import Log
 
 MAX_OPS = 16  # of each side
+MAX_RESULTS = 4
 MAX_TEXT_CHARS = 1 << 14
+MAX_ELEMENTS = 1 << 28  # of a value of known size
+MAX_FOLDED_FLOPS = 1 << 36  # of a right side's constants, which compiling computes
 _UNITS = {f32: "2^-24", f64: "2^-53", bf16: "2^-8", f16: "2^-11"}  # unit roundoffs
 _log = Log("ingot.passes.rewrites")
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """`before -> after`, as texts of graphs of one output. exact: equal in floats, else over the reals only."""
+    """`before -> after`, as texts of graphs. exact: equal in floats, else over the reals only."""
 
     before: str
     after: str
@@ -44,17 +50,33 @@ class Rewrite:
         return Rewrite(show(before), show(after), exact)
 
     @property
-    def roundings(self) -> int:
+    def roundings(self) -> DimLike:
         """Those on the longest ways to an element, of both sides together: results differ by at most that many times
         the type's unit roundoff, to first order, of the same sum of magnitudes; 0 for an exact one."""
-        return 0 if self.exact else sum(map(equality.roundings, parsed(self) or ()))
+        sides = parsed(self)
+        if self.exact or sides is None:
+            return 0
+        before, after = map(equality.roundings, sides)
+        return before + after
 
     def __str__(self) -> str:
         sides = parsed(self)
         parts = " -> ".join(map(_line, sides or ()))
         unit = _UNITS[sides[0].outputs[0].dtype if sides else f32]
-        how = "exact" if self.exact else f"fast math, within {self.roundings} * {unit} of the sum of magnitudes"
-        return f"{parts} ({how})"
+        bound = f"within {_factor(self.roundings)} * {unit} of the sum of magnitudes"
+        how = "exact" if self.exact else f"fast math, {bound}"
+        return f"{parts} ({how}{_sizes_text(sides[0]) if sides else ''})"
+
+
+def _factor(d: DimLike) -> str:
+    return str(d) if isinstance(d, int) else f"({d})"
+
+
+def _sizes_text(graph: Graph) -> str:
+    """What a rewrite with open sizes holds for: `, for n0: 1..512`."""
+    limits = {name: f"{name}: {low or ''}..{high or ''}" for name, low, high in graph.bounds}
+    symbols = graph.symbols()
+    return f", for {', '.join(limits.get(s, f'all {s}') for s in symbols)}" if symbols else ""
 
 
 def _line(graph: Graph) -> str:
@@ -67,7 +89,7 @@ def _line(graph: Graph) -> str:
             return f"{float(n.op.value.reshape(-1)[0]):g}"
         return f"{n.op.name}({', '.join(map(form, n.inputs))})"
 
-    return form(graph.outputs[0])
+    return ", ".join(map(form, graph.outputs))
 
 
 @cache
@@ -88,7 +110,11 @@ def parsed(r: Rewrite) -> tuple[Graph, Graph] | None:
 def is_sound(r: Rewrite) -> bool:
     """Whether the two sides are equal; with a warning in the log if not."""
     sides = parsed(r)
-    equal = sides is not None and equality.are_equal(*sides, exactly=r.exact)
+    try:
+        equal = sides is not None and equality.are_equal(*sides, exactly=r.exact)
+    except IngotError as error:  # sides whose sizes fit by chance
+        _log.warning("rewrite: %s: it is ignored", error)
+        return False
     if not equal:
         _log.warning("rewrite: the sides of a rewrite differ: it is ignored")
     return equal
@@ -99,16 +125,34 @@ def _require(before: Graph, after: Graph) -> None:
     for g in (before, after):
         nodes = g.nodes()
         labels = [n.op.label for n in g.inputs if isinstance(n.op, Input)]
-        if len(g.outputs) != 1 or g.state or g.sizes or len(set(labels)) != len(labels):
-            raise ValueError("expected graphs of one output, without state")
+        if not 1 <= len(g.outputs) <= MAX_RESULTS or len(set(labels)) != len(labels):
+            raise ValueError(f"expected graphs of named inputs and 1 to {MAX_RESULTS} results")
+        if g.state or g.sizes or g.conditions:
+            raise ValueError("expected graphs without state, conditions and sizes that the run finds")
         if not all(equality.is_polynomial(n) for n in nodes) or any(b for n in nodes for b in n.op.bodies):
-            raise ValueError("expected sums, products and views of floats of one type and of known sizes")
-        if sum(n.op.computes for n in nodes) > MAX_OPS or not equality.is_small(g):
+            raise ValueError("expected sums, products and views of floats of one type")
+        if sum(n.op.computes for n in nodes) > MAX_OPS:
+            raise ValueError(f"expected at most {MAX_OPS} ops")
+        if any(isinstance(n.type.size, int) and n.type.size > MAX_ELEMENTS for n in nodes) or not _folds_fast(g):
             raise ValueError("it is too large")
-    if before.inputs != after.inputs or before.outputs[0].types != after.outputs[0].types:
-        raise ValueError("expected two sides of the same inputs and type")
-    if not before.outputs[0].op.computes or not set(before.inputs) <= set(topological(before.outputs)):
+    if before.inputs != after.inputs or [n.types for n in before.outputs] != [n.types for n in after.outputs]:
+        raise ValueError("expected two sides of the same inputs and types")
+    if not has_sizes(before) or not after.free_symbols <= before.free_symbols:
+        raise ValueError("expected each open size as a dimension of an input")
+    if not all(n.op.computes for n in before.outputs) or len(set(before.outputs)) != len(before.outputs):
+        raise ValueError("expected a left side that computes each result, once")
+    if not set(before.inputs) <= set(topological(before.outputs)):
         raise ValueError("expected a left side that uses all of its inputs")
+
+
+def _folds_fast(graph: Graph) -> bool:
+    """Whether what depends on constants alone is soon computed."""
+    folded: set[Node] = set()
+    for n in graph.nodes():
+        if n.op.label.startswith("c") if isinstance(n.op, Input) else all(i in folded for i in n.inputs):
+            folded.add(n)
+    flops = equality.flops(folded)
+    return isinstance(flops, int) and flops <= MAX_FOLDED_FLOPS
 
 
 def apply_rewrites(graph: Graph, rewrites: Sequence[Rewrite], *, fast_math: bool = False) -> Graph:
@@ -128,59 +172,31 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
     if sides is None:
         return graph
     before, after = sides
-    root, fuel = before.outputs[0], current_fuel()
-    inner, readers = reader_counts(before), reader_counts(graph)
-
-    def may_be(p: Node, n: Node) -> bool:
-        """Whether only matched nodes read the value of an inner node; copies of free ops cost nothing."""
-        return p is root or n.op.duplicable or readers[n] <= inner[p]
-
+    fuel = current_fuel()
+    # proved again only for a model that has what it is about
+    found = [m for m in matches(graph, before) if is_sound(r) and fuel.burn(f"rewrite {r}")]
+    by_result = {n: m for m in found for n in m.results}
     done: dict[Node, Node] = {}
-    for n in graph.nodes():
-        bound = next(match(root, n, {}, may_be), None)
-        # proved again only for a model that has what it is about
-        if bound is not None and is_sound(r) and fuel.burn(f"rewrite {r}"):
-            done[n] = rebuild(after.outputs, {p: done[bound[p]] for p in after.inputs})[0]
-        else:
+    for n in topological(graph.outputs, lambda n: by_result[n].operands if n in by_result else n.inputs):
+        if n in done:
+            continue
+        m = by_result.get(n)
+        if m is None:
             done[n] = n.with_inputs([done[i] for i in n.inputs]) if n.inputs else n
-    return graph.with_outputs(done[n] for n in graph.outputs)
-
-
-def reader_counts(graph: Graph) -> dict[Node, int]:
-    """How often each value is read, by nodes and as an output."""
-    counts = dict.fromkeys(graph.nodes(), 0)
-    for read in (*(n.inputs for n in graph.nodes()), graph.outputs):
-        for n in read:
-            counts[n] += 1
-    return counts
-
-
-def match(
-    p: Node, n: Node, bound: Mapping[Node, Node], may_be: Callable[[Node, Node], bool]
-) -> Iterator[Mapping[Node, Node]]:
-    """All matches of pattern `p` at node `n`: `bound`, extended by the nodes that match those of the pattern."""
-    if p in bound or p.types != n.types:
-        if bound.get(p) is n:
-            yield bound
-        return
-    if isinstance(p.op, Input):
-        if not p.op.label.startswith("c") or is_constant(n):
-            yield {**bound, p: n}
-        return
-    if isinstance(p.op, Const):
-        if p is n:
-            yield bound
-        return
-    if p.op != n.op or len(p.inputs) != len(n.inputs) or not may_be(p, n):
-        return
-    orders = [n.inputs, n.inputs[::-1]] if p.op.commutative else [n.inputs]
-    for operands in orders:
-        states: list[Mapping[Node, Node]] = [{**bound, p: n}]
-        for part, operand in zip(p.inputs, operands, strict=True):
-            states = [new for s in states for new in match(part, operand, s, may_be)]
-        yield from states
+        else:
+            side = after.substitute(m.sizes)
+            operands = dict(zip(side.inputs, (done[i] for i in m.operands), strict=True))
+            done |= dict(zip(m.results, rebuild(side.outputs, operands), strict=True))
+    graph = graph.with_outputs(done[n] for n in graph.outputs)
+    return sink_slices(graph) if found and len(after.outputs) > 1 else graph
 
 
 def applied(graph: Graph, rewrites: Sequence[Rewrite], *, fast_math: bool = False) -> list[Rewrite]:
-    """The rewrites that change `graph`, for explanations."""
-    return [r for r in rewrites if apply_rewrites(graph, [r], fast_math=fast_math).outputs != graph.outputs]
+    """The rewrites that change `graph`, one after the other, for explanations."""
+    changing: list[Rewrite] = []
+    for r in rewrites:
+        rewritten = apply_rewrites(graph, [r], fast_math=fast_math)
+        if rewritten.outputs != graph.outputs:
+            changing.append(r)
+            graph = rewritten
+    return changing

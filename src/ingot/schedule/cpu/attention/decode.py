@@ -29,6 +29,7 @@ from ingot.schedule.index import ZERO, dim_expr
 from ingot.schedule.lowered import Arg, Lowered, Step
 
 MAX_QUERIES = 8  # with more, `Flash` is faster: they fill vectors
+MAX_HEAD_SIZE = 2048  # the vectors of a head are unrolled
 BLOCK_KEYS = 64
 PREFETCH_KEYS = 16  # between a load and its prefetch; BLOCK_KEYS where a table says where keys are
 MIN_SPLIT_KEYS = 256  # of a chunk
@@ -49,8 +50,8 @@ class Decode:
             and has_contiguous_heads
             and can_load_heads
             and lanes > 1
-            and group.depth > 0
-            and group.cols > 0
+            and 0 < group.depth <= MAX_HEAD_SIZE
+            and 0 < group.cols <= MAX_HEAD_SIZE
         )
 
     def __init__(self, group: AttentionGroup):

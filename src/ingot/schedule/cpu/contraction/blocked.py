@@ -37,6 +37,7 @@ from ingot.schedule.dimension_numbers import (
     contiguous_reduction_last,
     flat_rows,
     loops_of,
+    reduction_in_memory_order,
     rows_in_memory_order,
 )
 from ingot.schedule.emit import Index
@@ -93,6 +94,8 @@ def lower_blocked(
         b = b.with_copy(copy, b_node.type.nbytes, b_node.dtype)
     is_pooled = len(full_body.outputs) > 1 and g.packed and not is_a_computed and _has_image_rows(g.anchor, loops)
     loops = _merge_rows(g.anchor, loops, is_a_computed, is_pooled)
+    if not g.packed:  # gradients of kernels sum over images: each is read as a whole
+        loops = reduction_in_memory_order(loops)
     inner_rows = InnerRows(inner_anchor, body, ins, g.operands, g.em, machine) if inner_anchor is not None else None
     c = g.contraction(loops, is_a_computed or bool(rounded), inner_rows.c if inner_rows is not None else None)
     if rounded:

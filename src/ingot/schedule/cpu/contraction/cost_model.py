@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, gcd, lcm
+from math import ceil, gcd
 
 from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.types import i16
@@ -24,6 +24,8 @@ from ingot.schedule.cpu.contraction.plan import (
     Plan,
     a_span,
     entry_count,
+    has_separate_parts,
+    k_block_counts,
     needs_transpose,
     panel_vectors,
     partial_sums_bytes,
@@ -160,7 +162,7 @@ def neighbors(c: Contraction, machine: Machine, choice: Direct) -> list[Choice]:
     chunks = rank_chunks(c, machine, tile)[:MAX_CHUNK_CANDIDATES]
     choices: list[Choice] = [_choice(c, machine, tile, chunk) for chunk in chunks]
     plan = plan_of(c, machine, choice)
-    block_counts = list(_k_block_counts(c, plan)) if choice.tiles > 1 else []
+    block_counts = list(k_block_counts(c, plan)) if choice.tiles > 1 else []
     if choice.blocks in block_counts:
         position = block_counts.index(choice.blocks)
         choices += [replace(choice, blocks=n) for n in (1, *block_counts[max(position - 1, 0) : position + 2])]
@@ -198,7 +200,7 @@ def admits(c: Contraction, machine: Machine, choice: Choice) -> bool:
         return False
     plan = plan_of(c, machine, replace(choice, blocks=1))
     is_small = partial_sums_bytes(c, plan, choice.tiles) <= MAX_PARTIAL_SUMS_BYTES
-    return (choice.tiles > 1 or c.has_quantized_b) and choice.blocks in _k_block_counts(c, plan) and is_small
+    return (choice.tiles > 1 or c.has_quantized_b) and choice.blocks in k_block_counts(c, plan) and is_small
 
 
 def plan_of(c: Contraction, machine: Machine, choice: Direct) -> Plan:
@@ -318,7 +320,7 @@ def _tile_cost(
     # each kind of tile is code to print, to compile and to fetch
     total *= 1 + 0.01 * (bool(panels) + bool(last_vectors)) * (1 + bool(inner % width)) * (1 + bool(outer % lines))
     rows = outer * inner
-    if rows > lines * width and k * nv * lanes * c.b.nbytes > machine.l2 * 0.6:
+    if rows > lines * width and k * nv * lanes * c.b.nbytes > machine.l2 * 0.6 and not has_separate_parts(c):
         total *= 1.1  # every tile reads a panel from L3 if L2 does not hold it
     if rows == 1:
         total *= 1 + 0.02 * max(0, 8 - nv)  # wide panels stream better from memory
@@ -453,28 +455,20 @@ def _k_blocks(c: Contraction, machine: Machine, p: Plan, tiles: int) -> int:
     axes, k = merge_axes(c.dequantized.reduce), estimate(c.k)
     a_bytes = min(a_span(c), tiles * p.lines * p.width * k) * c.a.nbytes
     b_bytes = k * p.panel_columns * c.dequantized.b.nbytes
-    for n in _k_block_counts(c, p):
+    is_cut = len(axes) == 1 or has_separate_parts(c)  # windows of one block and of the next read the same lines
+    largest = 1  # the number of blocks, if L2 never holds the rows of A as well
+    for n in k_block_counts(c, p):
         if is_single_tile or (c.has_quantized_b and tiles <= _FEW_TILES):  # what few tiles read can be in L1
             if b_bytes / n <= machine.l1 / 2:
                 return n
             continue
-        is_small = b_bytes / n <= 0.45 * machine.l2 and (len(axes) > 1 or (a_bytes + b_bytes) / n <= 0.5 * machine.l2)
-        if is_small or k // n < 2 * MIN_BLOCK_K:
+        has_small_panel = b_bytes / n <= 0.45 * machine.l2
+        if k // n < 2 * MIN_BLOCK_K or (
+            has_small_panel and (not is_cut or (a_bytes + b_bytes) / n <= 0.5 * machine.l2)
+        ):
             return n
-    return 1
-
-
-def _k_block_counts(c: Contraction, p: Plan) -> Iterator[int]:
-    """Yield the numbers of equal blocks that the outermost reduction loop can be split into; sizes must be static."""
-    axes = merge_axes(c.dequantized.reduce)
-    outer = axes[0].extent
-    if not isinstance(outer, int) or not isinstance(c.k, int):
-        return
-    step = p.unroll if len(axes) == 1 else 1
-    if c.has_quantized_b and len(axes) == 1:  # full quantization blocks, or full words of a single block
-        reduce = merge_axes(c.reduce)
-        step = lcm(step, c.k_per_lane if len(reduce) == 1 else estimate(reduce[-1].extent))
-    yield from (n for n in range(1, outer // step + 1) if outer % n == 0 and (outer // n) % step == 0)
+        largest = n if has_small_panel and len(axes) > 1 else largest
+    return largest
 
 
 MIN_BLOCK_K, _FEW_TILES = 512, 3  # few tiles share widened levels in L1; more pay for the partial sums of its blocks

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Iterator, Sequence
+from math import lcm, prod
 
 from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.types import bf16, f32
@@ -123,6 +123,29 @@ def a_span(c: Contraction) -> int:
     return total
 
 
+def has_separate_parts(c: Contraction) -> bool:
+    """Whether blocks of the outermost of several reduction loops read other parts of A, as where kernels' gradients
+    are summed over images: blocks of it are as good for A as for B."""
+    outer, *inner = merge_axes(c.dequantized.reduce)
+    if not inner or not isinstance(outer.a, int):
+        return False
+    part = sum((estimate(x.extent) - 1) * abs(estimate(x.a)) for x in (*c.rows, *inner))
+    return abs(outer.a) * estimate(outer.extent) >= 4 * part
+
+
+def k_block_counts(c: Contraction, p: Plan) -> Iterator[int]:
+    """Yield the numbers of equal blocks that the outermost reduction loop can be split into; sizes must be static."""
+    axes = merge_axes(c.dequantized.reduce)
+    outer = axes[0].extent
+    if not isinstance(outer, int) or not isinstance(c.k, int):
+        return
+    step = p.unroll if len(axes) == 1 else 1
+    if c.has_quantized_b and len(axes) == 1:  # full quantization blocks, or full words of a single block
+        reduce = merge_axes(c.reduce)
+        step = lcm(step, c.k_per_lane if len(reduce) == 1 else estimate(reduce[-1].extent))
+    yield from (n for n in range(1, outer // step + 1) if outer % n == 0 and (outer // n) % step == 0)
+
+
 def uses_dot(c: Contraction, machine: Machine) -> bool:
     """Whether register tiles use the machine's dot products."""
     return c.k_per_lane > 1 and c.a != c.acc and (machine.bf16_dot if c.a == bf16 else machine.int8_dot == c.a)
@@ -139,6 +162,7 @@ def entry_count(c: Contraction) -> int:
 
 
 __all__ = [
-    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "a_span", "entry_count", "level_vectors", "needs_transpose",
-    "panel_vectors", "partial_sums_bytes", "scattered_run", "splits_dots", "uses_dot",
+    "CACHE_LINE_BYTES", "PREFETCH_DISTANCE_BYTES", "Plan", "a_span", "entry_count", "has_separate_parts",
+    "k_block_counts", "level_vectors", "needs_transpose", "panel_vectors", "partial_sums_bytes", "scattered_run",
+    "splits_dots", "uses_dot",
 ]  # fmt: skip

@@ -123,9 +123,9 @@ class RowPasses:
         """Loops over the reduced dimensions: body(block, index in the box, mask, number).
 
         The vectorized dimension is innermost, with `unroll` vectors per iteration, numbered by `number`; if none is
-        vectorized, `number` is that of the visit. again: an earlier pass has read the row. line: a result that should
-        be written in aligned vectors. as_one: the vectors of an iteration are computed as one. sums: accumulated along
-        the loops.
+        vectorized, `number` is that of the visit. is_reread: an earlier pass has read the row. line: a result that
+        should be written in aligned vectors. as_one: the vectors of an iteration are computed as one. sums: accumulated
+        along the loops.
         """
         prefetches, lanes = is_reread and bool(self.next_visits), self.lanes if self.rows.horizontal else 0
         loops = self._outer_dims()

@@ -7,7 +7,8 @@ input channel of each lane's group is then a shuffle of the vector of input chan
 positions in registers, so that each input vector of a row is loaded once for all taps that use it. The weights of a
 vector of channels are contiguous. If there are many taps and L1 holds a vector of channels of a full image, the channel
 loop is the outer one, so that each position is read once from beyond L1. Other images are read line by line, as the
-hardware prefetches. Depthwise inputs include their padding (see passes/core/layout).
+hardware prefetches. Depthwise inputs include their padding (see passes/core/layout), but for images that are given,
+whose taps outside are left out (`borders.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import vector_loop
 from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.windows.borders import Image, tiled_line
 from ingot.schedule.cpu.windows.pool_epilogue import PoolEpilogue
 from ingot.schedule.cpu.winograd.weights import contiguous_copy
 from ingot.schedule.emit import Index, load_at
@@ -102,7 +104,8 @@ class Depthwise:
             pack = Pack(self.w_input, f"taps{order}{lanes}", w.dtype, size, partial(_pack_taps, order, lanes))
             self.packs = (pack,)
         self.ins, self.order = ins, order
-        self.x_buffer, self.x_layout = self._input()
+        self.x_buffer, self.image = self._input()
+        self.x_layout = self.image.layout
         self.shift: Expr = ZERO  # added to all offsets in the input
         self.pools = PoolEpilogue(body, (*anchor.shape[:-2], anchor.shape[-1]))
         self.temps = self.pools.temps
@@ -117,10 +120,10 @@ class Depthwise:
         """Multiply-adds of an output."""
         return prod(self.window) * self.group[0]
 
-    def _input(self) -> tuple[Buffer, Layout]:
-        """The input's buffer and layout."""
-        position, layout = operand_memory(self.body, self.anchor.inputs[0], self.ins)
-        return self.operands.ins[position], layout
+    def _input(self) -> tuple[Buffer, Image]:
+        """The input's buffer and places in it."""
+        image = Image.of(self.body, self.anchor.inputs[0], self.ins)
+        return self.operands.ins[image.input], image
 
     @staticmethod
     def _spatial(layout: str) -> tuple[int, ...]:
@@ -212,21 +215,18 @@ class Depthwise:
 
     def _line(self, block: Block, row: Index, c: Expr, mask: Expr | None) -> None:
         """Emit one row of outputs for one vector of channels."""
-        width = self.anchor.shape[-2]
+        taps = self.op.strides[-1], self.op.rhs_dilation[-1], self.window[-1]
         self.pools.begin(block, c.lanes)
-        full_width = dim_expr(width) if not isinstance(width, int) else integer(width // self.tile * self.tile)
-        if not isinstance(width, int):
-            tile = integer(self.tile)
-            full_width = block.let(k.mul(k.binary("div", full_width, tile), tile), "whole")
-        block.loop("ow", ZERO, full_width, self.tile, lambda b, e: self._positions(b, row, e, self.tile, c, mask))
-        if not isinstance(width, int):
-            block.loop("ow", full_width, width, 1, lambda b, e: self._positions(b, row, e, 1, c, mask))
-        elif width % self.tile:
-            self._positions(block, row, full_width, width % self.tile, c, mask)
+        tiled_line(
+            block, self.anchor.shape[-2], self.tile, taps, self.image.inside[-1],
+            lambda b, ow, count, checks: self._positions(b, row, ow, count, c, mask, checks),
+        )  # fmt: skip
         self.pools.end(block, (*row, c), mask)
 
-    def _positions(self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None) -> None:
-        """Emit `count` neighboring outputs: the sums over all taps, then the epilogue."""
+    def _positions(
+        self, block: Block, row: Index, ow: Expr, count: int, c: Expr, mask: Expr | None, checks: bool
+    ) -> None:
+        """Emit `count` neighboring outputs: the sums over all taps, then the epilogue. checks: see `tiled_line`."""
         op, lanes = self.op, c.lanes
         acc = block.alloc("acc", self.dtype, count, lanes=lanes)
         for t in range(count):
@@ -239,11 +239,15 @@ class Depthwise:
                 ix.add(ix.mul(r, integer(s)), ix.mul(a, integer(d)))
                 for r, a, s, d in zip(row[1:], tap, op.strides[:-1], op.rhs_dilation[:-1], strict=True)
             ]
-            first = ix.mul(ow, integer(stride))
-            offset = ix.linear((row[0], *spatial, first), self.x_layout.strides[:-1], self.x_layout.offset)
-            base = b.let(ix.add(offset, self.shift), "x")
-            for i in range(self.group[0]):
-                emit_channel(b, tap, base, i)
+
+            def emit_inside(z: Block) -> None:
+                index = (row[0], *spatial, ix.mul(ow, integer(stride)))
+                offset = ix.linear(index, self.x_layout.strides[:-1], self.x_layout.offset)
+                base = z.let(ix.add(offset, self.shift), "x")
+                for i in range(self.group[0]):
+                    emit_channel(z, tap, base, i)
+
+            self.image.when_inside(b, spatial, 0, emit_inside)
 
         def emit_channel(b: Block, tap: tuple[Expr, ...], base: Expr, i: int) -> None:
             """Emit the products with the i-th input channel of each group."""
@@ -255,10 +259,18 @@ class Depthwise:
                 uses = [(t, kw) for t in range(count) for kw in range(last) if t * stride + kw * dilation == position]
                 if not uses:
                     continue
-                offset = ix.add(base, ix.mul(integer(position), dim_expr(self.x_layout.strides[-2])))
-                x = self._channel(b, offset, i, c, mask)
-                for t, kw in uses:
-                    b.store(acc, integer(t), k.fma(x, weights[kw], k.load(acc, integer(t))))
+
+                def emit_position(z: Block, position: int = position, uses: list[tuple[int, int]] = uses) -> None:
+                    offset = ix.add(base, ix.mul(integer(position), dim_expr(self.x_layout.strides[-2])))
+                    x = self._channel(z, offset, i, c, mask)
+                    for t, kw in uses:
+                        z.store(acc, integer(t), k.fma(x, weights[kw], k.load(acc, integer(t))))
+
+                if checks:
+                    place = ix.add(ix.mul(ow, integer(stride)), integer(position))
+                    self.image.when_inside(b, (place,), len(self.window) - 1, emit_position)
+                else:
+                    emit_position(b)
 
         if prod(outer_window) * self.group[0] * last * count <= 96:
             for at in itertools.product(*(range(n) for n in outer_window)):

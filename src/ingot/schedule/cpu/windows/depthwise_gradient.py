@@ -27,6 +27,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.cpu.chunks import chunked_loops, vector_loop
 from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.windows.borders import Image, tiled_line
 from ingot.schedule.emit import Index, load_at
 from ingot.schedule.folds import accumulator
 from ingot.schedule.group_io import bind_result, operand_memory, result_index, store_results
@@ -56,7 +57,9 @@ class _Gradient:
         op = self.anchor.op
         assert isinstance(op, ops.KernelGradient)
         self.op, (x, g) = op, self.anchor.inputs
-        (self.x_input, self.x_layout), (self.g_input, self.g_layout) = (operand_memory(body, v, ins) for v in (x, g))
+        self.image = Image.of(body, x, ins)
+        self.x_input, self.x_layout = self.image.input, self.image.layout
+        self.g_input, self.g_layout = operand_memory(body, g, ins)
         self.dtype = accumulator(x.dtype)
         self.lanes = machine.lanes(self.dtype)
         self.channels = int(g.shape[-1])
@@ -150,19 +153,11 @@ class _Gradient:
 
         def emit_row(b: Block, r: Expr) -> None:
             index = tuple(b.let(e, "r") for e in ix.delinearize(r, self.outer, b.multiples))
-            width, size = self.width, TILE_POSITIONS
-            is_static = isinstance(width, int)
-            full_width = (
-                integer(width // size * size)
-                if is_static
-                else k.mul(k.binary("div", dim_expr(width), integer(size)), integer(size))
-            )
-            full_width = b.let(full_width, "whole")
-            b.loop("ow", ZERO, full_width, size, lambda z, e: self._positions(z, acc, index, e, size, taps, c, mask))
-            if not is_static:
-                b.loop("ow", full_width, width, 1, lambda z, e: self._positions(z, acc, index, e, 1, taps, c, mask))
-            elif width % size:
-                self._positions(b, acc, index, full_width, width % size, taps, c, mask)
+            tiled_line(
+                b, self.width, TILE_POSITIONS, (self.op.strides[-1], self.op.dilation[-1], self.op.window[-1]),
+                self.image.inside[-1],
+                lambda z, ow, count, checks: self._positions(z, acc, index, ow, count, taps, c, mask, checks),
+            )  # fmt: skip
 
         block.loop("row", *rows, 1, emit_row)
         for i, tap in enumerate(taps):
@@ -171,9 +166,11 @@ class _Gradient:
             block.store(sums, offset, total, mask)
 
     def _positions(
-        self, block: Block, acc: Buffer, row: Index, ow: Expr, count: int, taps: Taps, c: Expr, mask: Expr | None
-    ) -> None:
-        """Accumulate `count` neighboring positions of a row. Image elements that they share are loaded once."""
+        self, block: Block, acc: Buffer, row: Index, ow: Expr, count: int, taps: Taps, c: Expr, mask: Expr | None,
+        checks: bool,
+    ) -> None:  # fmt: skip
+        """Accumulate `count` neighboring positions of a row. Image elements that they share are loaded once. checks:
+        see `tiled_line`."""
         op = self.op
         stride, dilation = op.strides[-1], op.dilation[-1]
         g_buffer, x_buffer = self.operands.ins[self.g_input], self.operands.ins[self.x_input]
@@ -196,24 +193,35 @@ class _Gradient:
                 for r, j, s, d in zip(row[1:], line, op.strides[:-1], op.dilation[:-1], strict=True)
             ]
             start = (row[0], *spatial, ix.mul(ow, integer(stride)))
-            base = ix.linear((*start, channel), self.x_layout.strides, self.x_layout.offset)
-            for position in range((count - 1) * stride + (op.window[-1] - 1) * dilation + 1):
-                uses = [(t, j) for t in range(count) for j in numbers if t * stride + j * dilation == position]
-                if not uses:
-                    continue
-                x_offset = ix.add(base, ix.mul(integer(position), step))
-                if self.needs_prefetch and line[-1] >= op.window[-2] - op.strides[-2] and position < count * stride:
-                    next_row = (
-                        *start[:-2],
-                        ix.add(start[-2], integer(op.strides[-2])),
-                        ix.add(start[-1], integer(position)),
-                    )
-                    next_offset = ix.linear((*next_row, leading), self.x_layout.strides, self.x_layout.offset)
-                    block.stmts.append(k.Prefetch(x_buffer, next_offset))
-                x = block.let(k.cast(load_at(block, x_buffer, x_offset, mask), self.dtype), "x")
-                for t, j in uses:
-                    i = integer(numbers[j])
-                    block.store(acc, i, k.fma(x, g[t], k.load(acc, i)))
+            is_last_line = bool(line) and line[-1] >= op.window[-2] - op.strides[-2]
+
+            def emit_line(
+                b: Block, start: Index = start, numbers: dict[int, int] = numbers, prefetches: bool = is_last_line
+            ) -> None:
+                base = ix.linear((*start, channel), self.x_layout.strides, self.x_layout.offset)
+                for position in range((count - 1) * stride + (op.window[-1] - 1) * dilation + 1):
+                    uses = [(t, j) for t in range(count) for j in numbers if t * stride + j * dilation == position]
+                    if not uses:
+                        continue
+                    place = ix.add(start[-1], integer(position))
+                    if self.needs_prefetch and prefetches and position < count * stride:
+                        next_row = (*start[:-2], ix.add(start[-2], integer(op.strides[-2])), place, leading)
+                        next_offset = ix.linear(next_row, self.x_layout.strides, self.x_layout.offset)
+                        b.stmts.append(k.Prefetch(x_buffer, next_offset))
+
+                    def emit_position(z: Block, position: int = position, uses: list[tuple[int, int]] = uses) -> None:
+                        x_offset = ix.add(base, ix.mul(integer(position), step))
+                        x = z.let(k.cast(load_at(z, x_buffer, x_offset, mask), self.dtype), "x")
+                        for t, j in uses:
+                            i = integer(numbers[j])
+                            z.store(acc, i, k.fma(x, g[t], k.load(acc, i)))
+
+                    if checks:
+                        self.image.when_inside(b, (place,), len(op.window) - 1, emit_position)
+                    else:
+                        emit_position(b)
+
+            self.image.when_inside(block, spatial, 0, emit_line)
 
     def _combine_parts(self) -> Step:
         """The step that sums the parts."""

@@ -28,6 +28,7 @@ from ingot.schedule.cpu.contraction.macro_kernel import MacroKernel
 from ingot.schedule.cpu.contraction.operands import Operand
 from ingot.schedule.cpu.contraction.pack import pack_panels
 from ingot.schedule.cpu.machine import Machine
+from ingot.schedule.cpu.windows.borders import Image
 from ingot.schedule.cpu.windows.depthwise import Depthwise
 from ingot.schedule.dimension_numbers import convolution_loops
 from ingot.schedule.emit import Index, store_at
@@ -77,9 +78,10 @@ class _InvertedBottleneck(Depthwise):
         )  # elements of a row in scratch
         super().__init__(anchor, body, ins, outs, constant, machine)
 
-    def _input(self) -> tuple[Buffer, Layout]:
+    def _input(self) -> tuple[Buffer, Image]:
         x = self.padded
-        return Buffer("none", x.dtype), Layout(x.shape, (0, self.row_elements, self.plan.panel_columns, 1))
+        layout = Layout(x.shape, (0, self.row_elements, self.plan.panel_columns, 1))
+        return Buffer("none", x.dtype), Image(-1, layout, (None, None))
 
     def _input_rows(self, strip: int) -> int:
         """The number of input rows of a strip of output rows."""

@@ -87,7 +87,7 @@ class Flash:
 
     @cached_property
     def heads_per_tile(self) -> int:
-        """Query heads in one tile, as they share a key head and have few queries together; else 1."""
+        """The number of query heads in one tile: those of a key head, if they have few queries in all; else 1."""
         heads, rows, key_heads = (
             self.anchor.inputs[0].shape[1],
             self.anchor.inputs[0].shape[2],
@@ -149,7 +149,7 @@ class Flash:
 
     @property
     def _keys(self) -> DimLike:
-        """The number of keys, or the most that there may be."""
+        """The number of keys, or an upper bound of it."""
         return self.anchor.inputs[1].shape[2]
 
     @property

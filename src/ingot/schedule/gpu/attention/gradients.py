@@ -214,7 +214,7 @@ class _Gradients:
         return p, block.let(ds, "ds")
 
     def _row_offset(self, b: Expr, h: Expr, rows: Span) -> Expr:
-        """Where a query's delta is."""
+        """The offset of a query's delta."""
         _, heads, count, _ = self.anchor.inputs[0].shape
         return k.add(k.mul(k.add(k.mul(b, dim_expr(heads)), h), dim_expr(count)), rows.position)
 

@@ -94,7 +94,7 @@ class Scores:
 
     @property
     def exponent_unit(self) -> float:
-        """What scores are multiplied by to be exponents of 2."""
+        """The factor that turns scores into exponents of 2."""
         return (self.op.scale if self.scales_in_exponent else 1.0) / log(2)
 
     def key_end(self, top: Block, first: Expr, rows: int) -> Expr:
@@ -111,8 +111,8 @@ class Scores:
         return k.mul(ops.Tanh().scalar(k.mul(s, k.lit(1 / self.op.softcap, f32))), k.lit(self.op.softcap, f32))
 
     def masked(self, block: Block, s: Expr, index: Index, in_bounds: Expr | None) -> Expr:
-        """Set the scores of keys that a query does not see, and those out of bounds, to minus infinity. index: of the
-        scores: sample, head, query, key."""
+        """Set the scores of keys that a query does not see, and those out of bounds, to minus infinity. index: (sample,
+        head, query, key)."""
         is_visible = in_bounds
         *_, row, key = index
         if self.mask is not None:

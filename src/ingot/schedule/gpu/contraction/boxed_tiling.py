@@ -1,6 +1,6 @@
 """The tilings of products whose operands the bulk copy engine loads, chosen by a model that was fitted to an H200.
 
-time = tiles of a multiprocessor * (k-steps * the longest of what a step takes + what nothing overlaps) + joining parts
+time = tiles of a multiprocessor * (k-steps * the longest part of a step + what nothing overlaps) + joining parts
 step = products at the tensor cores' rate, or copies: `COPY_US` for all under way, `STEP_US` at least
 
 By measurement tensor cores reach their rate with tiles of any shape, so what counts is how many tiles the busiest
@@ -62,7 +62,7 @@ class BoxedProduct:
         return self.rows * self.columns * self.count <= MAX_FITTED_RESULT and self.terms <= MAX_FITTED_TERMS
 
     def tilings(self, machine: Machine) -> list[Tiling]:
-        """The fastest by the model first."""
+        """Tilings, the fastest by the model first."""
         options = sorted(self._options(machine), key=lambda option: option[:3])
         return [*dict.fromkeys(tiling for *_, tiling in options)]
 

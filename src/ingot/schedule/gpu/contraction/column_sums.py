@@ -158,11 +158,11 @@ class ColumnSums:
         return block.let(k.cast(k.binary("min", left, size), dtype), "n")
 
     def _mean(self, block: Block, total: Expr, count: Expr) -> Expr:
-        """The mean of the rows of a piece; 0 of none."""
+        """The mean of the rows of a piece; 0 if it has none."""
         return block.let(k.binary("div", total, k.binary("max", count, k.lit(1.0, count.dtype))), "mean")
 
     def _piece_counts(self, block: Block, numbers: Expr, dtype: DType) -> Expr:
-        """The numbers of rows in bounds of pieces."""
+        """The number of rows in bounds of each piece."""
         count = integer(len(self.pieces))
         tile, piece = k.binary("div", numbers, count), k.binary("rem", numbers, count)
         first, size = k.mul(tile, integer(self.tile_rows)), integer(self.pieces[0][1])

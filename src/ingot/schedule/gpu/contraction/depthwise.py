@@ -8,6 +8,7 @@ Tile products do not apply: each channel would use one column of a tile and wast
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product as product_of
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -76,8 +77,8 @@ def lower_depthwise(
     anchor: Node,
     machine: Machine,
 ) -> Lowered:
-    """Lower a depthwise convolution. A constant w is repacked with contiguous channels; any other w that many positions
-    read is copied so, in the type of the sums."""
+    """Lower a depthwise convolution. A constant w is repacked with contiguous channels; any other w is copied into that
+    order, in the type of the sums, if many positions read it."""
     group = Group.of(body, ins, outs)
     (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
@@ -111,11 +112,11 @@ def lower_depthwise(
     column = top.let(k.binary("rem", chunk, dim_expr(column_tiles)), "column")
     row_shape = tuple(r.extent for r in loops.rows)
     row_at, row_live = tile_index(top, k.mul(row, integer(tile[0])), tile[0], row_shape, 0, wraps=True)
-    column_at, column_live = tile_index(top, k.mul(column, integer(tile[1])), tile[1], shape, 1)
+    column_at, column_live = tile_index(top, k.mul(column, integer(tile[1])), tile[1], shape, 1, wraps=True)
     x_at = ix.add(offset_of(row_at, [r.a for r in loops.rows]), offset_of(column_at, [c.a for c in channels]))
     x_at = top.let(ix.add(x_at, dim_expr(a.offset)), "x")
     w_at = top.let(ix.add(offset_of(column_at, [c.b for c in channels]), dim_expr(w_offset)), "w")
-    acc = _sum_of_taps(top, (x, x_at), (w, w_at), taps, dtype, tile, column_live)
+    acc = _sum_of_taps(top, (x, x_at), (w, w_at), taps, dtype, tile)
     em = group.emitter(() if column_live is None else (column_live,))
     bind_result(em, top, anchor, top.let(k.cast(acc, anchor.dtype), "acc"))
     split = len(loops.batch)
@@ -143,28 +144,34 @@ def _sum_of_taps(
     taps: tuple[Axis, ...],
     dtype: DType,
     tile: tuple[int, int],
-    live: Expr | None,
 ) -> Expr:
     """Return a tile of sums of x * w over the window. x, w: (buffer, offset of the first tap)."""
     acc = register(top, "acc", constant_tile(dtype, tile))
+    counts = [product(t.extent for t in taps[at:]) for at in range(len(taps) + 1)]
+    looped = next(at for at, n in enumerate(counts) if isinstance(n, int) and n <= MAX_UNROLLED_TAPS)
 
-    def tap(block: Block, index: Index) -> None:
-        if len(index) < len(taps):
-            extent = taps[len(index)].extent
-            remaining_taps = product(t.extent for t in taps[len(index) :])
-            is_unrolled = isinstance(remaining_taps, int) and remaining_taps <= MAX_UNROLLED_TAPS
-            return block.loop("t", 0, extent, 1, lambda inner, t: tap(inner, (*index, t)), unroll=is_unrolled)
-        value = read_at(block, x[0], ix.add(x[1], offset_of(index, [r.a for r in taps])), live)
-        weight = read_at(block, w[0], ix.add(w[1], offset_of(index, [r.b for r in taps])), live)
-        value, weight = k.broadcast(k.cast(value, dtype), k.cast(weight, dtype))
-        return block.store(acc, ZERO, k.fma(k.spread(value, tile), k.spread(weight, tile), k.load(acc, ZERO)))
+    def add(block: Block, index: Index) -> None:
+        if len(index) < looped:
+            return block.loop("t", 0, taps[len(index)].extent, 1, lambda inner, t: add(inner, (*index, t)))
+        ranges = (range(int(t.extent)) for t in taps[looped:])
+        taps_index = [(*index, *map(integer, at)) for at in product_of(*ranges)]
+        # all loads are under way before the first is used
+        loaded = [
+            [read_at(block, buffer, ix.add(start, offset_of(at, strides)), None) for buffer, start, strides in operands]
+            for at in taps_index
+        ]
+        for values in loaded:
+            value, weight = (k.spread(v, tile) for v in k.broadcast(*(k.cast(v, dtype) for v in values)))
+            block.store(acc, ZERO, k.fma(value, weight, k.load(acc, ZERO)))
+        return None
 
-    tap(top, ())
+    operands = (*x, [r.a for r in taps]), (*w, [r.b for r in taps])
+    add(top, ())
     return k.load(acc, ZERO)
 
 
 def _default_tile(positions: int, channels: int, taps: int, machine: Machine) -> Patch:
-    """Return the default tile: as many channels as divide their number, or more if few lanes are without one then."""
+    """Return the default tile. Its width divides the number of channels, or is larger if few lanes then have none."""
     elements_per_program = positions * channels // machine.target_programs
     size = (
         max(MIN_TILE_ELEMENTS, power_of_two(elements_per_program))

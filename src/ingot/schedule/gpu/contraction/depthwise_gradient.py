@@ -89,7 +89,7 @@ class _Gradient:
         rest = top.let(k.binary("div", chunk, integer(self.blocks)), "rest")
         group = top.let(k.binary("rem", rest, integer(self.tap_groups)), "group")
         part = top.let(k.binary("div", rest, integer(self.tap_groups)), "part")
-        channels = Span.of(top, k.mul(column, integer(width)), width, self.channels, 1)
+        channels = Span.of(top, k.mul(column, integer(width)), width, self.channels, 1, wraps=True)
         input_channels = (
             channels.position if self.multiplier == 1 else k.binary("div", channels.position, integer(self.multiplier))
         )
@@ -107,15 +107,19 @@ class _Gradient:
         end = top.let(k.binary("min", k.add(begin, length), dim_expr(positions)), "end")
 
         def loop_body(block: Block, first: Expr) -> None:
-            rows = Span.of(block, first, height, positions, 0)
-            live, index = all_of(rows.in_bounds, channels.in_bounds), rows.index(block, self.position_shape)
+            rows = Span.of(block, first, height, positions, 0, wraps=True)
+            index = rows.index(block, self.position_shape)
             strides = [self.x.strides[0], *(s * n for s, n in self._window_strides(self.op.strides))]
             x_row = block.let(ix.add(offset_of(index, strides), x_at), "o")
             g_row = block.let(ix.add(offset_of(index, self.g.strides[:-1]), g_at), "o")
-            g = self._operand(block, self.buffers[1], g_row, live, rows.in_bounds)
-            for total, offset in zip(totals, offsets, strict=True):
-                x = self._operand(block, self.buffers[0], k.add(x_row, offset), live, rows.in_bounds)
-                block.store(total, ZERO, k.fma(x, g, k.load(total, ZERO)))
+            # all are under way before the first is used, as none waits for a mask
+            g, *xs = (
+                read_at(block, buffer, at, None)
+                for buffer, at in ((self.buffers[1], g_row), *((self.buffers[0], k.add(x_row, o)) for o in offsets))
+            )
+            g = self._operand(block, g, rows.in_bounds)
+            for total, x in zip(totals, xs, strict=True):
+                block.store(total, ZERO, k.fma(self._operand(block, x, rows.in_bounds), g, k.load(total, ZERO)))
 
         top.loop("p", begin, end, height, loop_body, multiple=height)
         for tap, total in zip(taps, totals, strict=True):
@@ -128,15 +132,15 @@ class _Gradient:
         return self.group.step("taps", chunk, programs, top, (sums, Arg("temp", 0)), warps=WARPS)
 
     def _tap_offset(self, block: Block, tap: Expr) -> Expr:
-        """The offset in x of a tap, by its number; of a number beyond the last, that of another tap."""
+        """The offset in x of tap `number`; past the last tap, that of another one."""
         if self.group_taps * self.tap_groups != self.taps:
             tap = k.binary("rem", tap, integer(self.taps))
         index = ix.delinearize(tap, self.op.window, block.multiples)
         return offset_of(index, [s * d for s, d in self._window_strides(self.op.dilation)])
 
-    def _operand(self, block: Block, buffer: Buffer, at: Expr, live: Expr | None, rows: Expr | None) -> Expr:
-        """A tile of an operand, with zeros in rows out of bounds."""
-        value = k.spread(k.cast(read_at(block, buffer, at, live), self.dtype), self.tile)
+    def _operand(self, block: Block, value: Expr, rows: Expr | None) -> Expr:
+        """A tile of an operand in the type of the sums, with zeros in rows out of bounds."""
+        value = k.spread(k.cast(value, self.dtype), self.tile)
         return value if rows is None else block.let(k.select(rows, value, k.lit(0.0, self.dtype)), "v")
 
     def _window_strides(self, steps: tuple[int, ...]) -> list[tuple[DimLike, int]]:

@@ -10,15 +10,14 @@ part by its row or column and a part by the reduction, so the offsets of a whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from itertools import product as product_of
+from typing import TypeAlias
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, product
-from ingot.ir.kernel import Buffer, Expr, For, Gather, Increment, Let, Lit, Load, ReleaseConsumers, Stmt, Tile, Var
-from ingot.ir.kernel.verify import children
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
+from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8
@@ -29,7 +28,6 @@ from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
 from ingot.schedule.dimension_numbers import Loops, loops_of, reduction_in_memory_order, rows_in_memory_order
-from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -48,9 +46,15 @@ from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
-from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
+from ingot.schedule.gpu.contraction.reduction import (
+    TermBlocks,
+    has_other_users,
+    packed_loops,
+    reduction_offsets,
+)
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
+from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, vectors_first
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
@@ -61,6 +65,8 @@ from ingot.support.dataclass import dataclass
 
 ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
 MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its programs adds
+MIN_BLOCK_TERMS = 32  # of a k-step
+MIN_RUN = 16  # elements side by side of rows and of columns that are read in blocks of terms
 PRODUCT_DTYPES = (f16, bf16, f32, i8)
 F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
 DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
@@ -107,31 +113,16 @@ class _Copy:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The batch entry of a tile, and its first row and column."""
-
-    batch: Expr
-    row: Expr
-    column: Expr
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """What a tile covers: the index of its batch entry, and the indices of its pieces' rows and columns, with masks of
-    those in bounds."""
-
-    batch: Index
-    rows: Sequence[tuple[Index, Expr | None]]
-    columns: Sequence[tuple[Index, Expr | None]]
-
-
-@dataclass(frozen=True)
 class _BReader:
     """The loads of B: `begin_step(block, k)` starts a k-step and returns a function that reads each of its `halves`, by
     the k at which it starts and its number."""
 
     halves: int
     begin_step: Callable[[Block, Expr], Callable[[Block, Expr, int], Expr]]
+
+
+# (block, first term, number of terms, axis of the tile) -> the terms' offsets in the operand, and a mask
+_TermOffsets: TypeAlias = "Callable[[Block, Expr, int, int], tuple[Expr, Expr | None]]"
 
 
 @dataclass(frozen=True)
@@ -246,7 +237,7 @@ class _Product:
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
         sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
         temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
-        column_sums = ColumnSums.of(self.group, self.anchor, m, n, _starts(t.rows), len(temps))
+        column_sums = ColumnSums.of(self.group, self.anchor, m, n, piece_starts(t.rows), len(temps))
         is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
         joins_apart = machine.starts_early and is_large and column_sums is None
         sums = replace(sums, joins_apart=joins_apart, column_sums=column_sums)
@@ -281,7 +272,7 @@ class _Product:
         self, block: Block, sums: SplitSums, work: WorkItem, *, releases: bool = False
     ) -> list[tuple[Buffer, Arg]]:
         """Compute a tile, or a part of it. Return the buffers that this needs. releases: whether other kernels may
-        start behind the products."""
+        start after the products."""
         place = self._place(block, work.tile)
         extent, boxes = self._extent(block, place), self._boxes()
         values = self._sums_by_boxes(block, boxes, place, work) if boxes else [self._sums(block, extent, work)]
@@ -290,37 +281,39 @@ class _Product:
         box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
         sums_args = sums.finish(block, values, self._results(extent, place), work)
         if not self.tiling.persistent:  # else registers would hold them for a turn
-            block.stmts = _vectors_first(block.stmts)
+            block.stmts = vectors_first(block.stmts)
         return [*self.packed, *box_args, *sums_args]
 
-    def _place(self, block: Block, tile: Expr) -> _Place:
+    def _place(self, block: Block, tile: Expr) -> Place:
         """Where a tile is, in bands of row tiles; row tiles vary fastest."""
         t, loops = self.tiling, self.loops
         m, n = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols))
         batch, row, column = self._tile_of_program(block, tile, ceildiv(m, t.rows), ceildiv(n, t.columns))
-        return _Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
+        return Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
 
-    def _extent(self, block: Block, place: _Place, lines: Lines = WHOLE) -> _Extent:
-        """What a tile covers, or some of its lines."""
+    def _extent(self, block: Block, place: Place, lines: Lines = WHOLE) -> Extent:
+        """What a tile, or some of its lines, covers."""
         loops, t = self.loops, self.tiling
         batch_shape, row_shape, column_shape = (
             tuple(x.extent for x in axes) for axes in (loops.batch, loops.rows, loops.cols)
         )
         rows = [
             tile_index(block, first, count, row_shape, 0, wraps=True, tile=t.rows)
-            for first, count in (lines.of(block, ix.add(place.row, integer(at)), size) for at, size in _starts(t.rows))
+            for first, count in (
+                lines.of(block, ix.add(place.row, integer(at)), size) for at, size in piece_starts(t.rows)
+            )
         ]
         columns = [
             tile_index(block, ix.add(place.column, integer(at)), size, column_shape, 1, tile=t.columns)
-            for at, size in _starts(t.columns)
+            for at, size in piece_starts(t.columns)
         ]
         batch = ix.delinearize(place.batch, batch_shape, block.multiples) if batch_shape else ()
-        return _Extent(batch, rows, columns)
+        return Extent(batch, rows, columns)
 
-    def _results(self, extent: _Extent, place: _Place | None = None) -> list[ResultTile]:
-        """Of each piece of a tile. place: of a whole tile, for the reductions of its rows."""
+    def _results(self, extent: Extent, place: Place | None = None) -> list[ResultTile]:
+        """The results of each piece of a tile. place: that of the whole tile, for the reductions of its rows."""
         t, results = self.tiling, list[ResultTile]()
-        sides = product_of(enumerate(_starts(t.rows)), _starts(t.columns))
+        sides = product_of(enumerate(piece_starts(t.rows)), piece_starts(t.columns))
         pieces = product_of(extent.rows, extent.columns)
         for ((row, row_mask), (column, column_mask)), ((number, (first, _)), (across, width)) in zip(
             pieces, sides, strict=True
@@ -346,7 +339,7 @@ class _Product:
         row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
         return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
 
-    def _sums(self, top: Block, extent: _Extent, work: WorkItem) -> Expr:
+    def _sums(self, top: Block, extent: Extent, work: WorkItem) -> Expr:
         """The tile of the product over the program's part of the reduction."""
         loops, t, dtype = self.loops, self.tiling, accumulator_of(self.anchor)
         batch, ((rows, _),), ((columns, column_mask),) = extent.batch, extent.rows, extent.columns
@@ -358,8 +351,9 @@ class _Product:
         axes = merge_axes(axes) if self.levels is None else axes
         dtypes = self.dtypes if self.dtypes and self.dtypes[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
-        step = t.depth if dtypes else 1
-        b_reader = self._b_reader(top, axes, columns, b_columns, column_mask, step)
+        step, blocks = self._blocks(axes, t.depth) if dtypes else (1, None)
+        offsets = self._term_offsets(top, axes, blocks)
+        b_reader = self._b_reader(top, offsets, axes, columns, b_columns, column_mask, step)
         size = step // b_reader.halves
         acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, depth, step)
@@ -368,7 +362,7 @@ class _Product:
             read = b_reader.begin_step(block, k_index)
             for half in range(b_reader.halves):
                 start = k_index if half == 0 else block.let(k.add(k_index, integer(half * size)), "h")
-                a_offset, a_mask = reduction_offsets(block, start, size, axes, 1, [x.a for x in axes])
+                a_offset, a_mask = offsets(block, start, size, 1)
                 x = read_at(block, self.a.buffer, ix.add(a_rows, a_offset), a_mask)
                 y = read(block, start, half)
                 total = k.load(acc, ZERO)
@@ -381,6 +375,39 @@ class _Product:
 
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
+
+    @property
+    def _contiguous_sides(self) -> tuple[list[Axis], list[Axis]]:
+        """The axes of A's rows and of B's columns along which elements are contiguous."""
+        return [x for x in self.loops.rows if x.a == 1], [x for x in self.loops.cols if x.b == 1]
+
+    def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
+        """The k-step (`step` or half of it) and the blocks of terms, if rows or columns of the operands are contiguous
+        and terms are not, so that vector loads read one term."""
+        runs = [max((estimate(x.extent) for x in sides), default=0) for sides in self._contiguous_sides]
+        if len(axes) > 1 and min(runs) >= MIN_RUN and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
+            for size in (step, step // 2):
+                if size >= MIN_BLOCK_TERMS and (blocks := TermBlocks.of(axes, size)) is not None:
+                    return size, blocks
+        return step, None
+
+    def _term_offsets(self, top: Block, axes: Sequence[Axis], blocks: TermBlocks | None) -> _TermOffsets:
+        """The offsets of the terms of a k-step, in A along axis 1 of its tile and in B along axis 0."""
+
+        def strides(axes: Sequence[Axis], axis: int) -> list[DimLike]:
+            return [x.a if axis else x.b for x in axes]
+
+        def by_place(block: Block, start: Expr, size: int, axis: int) -> tuple[Expr, Expr | None]:
+            return reduction_offsets(block, start, size, axes, axis, strides(axes, axis))
+
+        if blocks is None:
+            return by_place
+        terms = [blocks.terms(top, axis, strides(blocks.inner, axis)) for axis in (0, 1)]
+
+        def by_block(block: Block, start: Expr, size: int, axis: int) -> tuple[Expr, Expr | None]:
+            return ix.add(blocks.starts(block, start, strides(blocks.outer, axis)), terms[axis]), None
+
+        return by_block
 
     def _zeros(self, top: Block, piece: Tile) -> Buffer:
         """An accumulator, initialized with zeros."""
@@ -397,11 +424,11 @@ class _Product:
         ]
 
     def _sums_by_boxes(
-        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], place: _Place, work: WorkItem
+        self, top: Block, boxes: Sequence[Sequence[tuple[Buffer, Box]]], place: Place, work: WorkItem
     ) -> list[Expr]:
-        """As `_sums`, with operands copied in boxes, which read as zero out of bounds; of each piece of the tile."""
+        """As `_sums`, of each piece of the tile, with operands copied in boxes, which read as zero out of bounds."""
         rows, columns = (
-            [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(_starts(size))]
+            [(ix.add(first, integer(at)), *operand[i]) for i, (at, _) in enumerate(piece_starts(size))]
             for first, size, operand in (
                 (place.row, self.tiling.rows, boxes[0]),
                 (place.column, self.tiling.columns, boxes[1]),
@@ -421,13 +448,14 @@ class _Product:
         return [k.load(acc, ZERO) for acc in accumulators]
 
     def _b_reader(
-        self, top: Block, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr, column_mask: Expr | None, step: int
-    ) -> _BReader:
+        self, top: Block, offsets: _TermOffsets, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr,
+        column_mask: Expr | None, step: int,
+    ) -> _BReader:  # fmt: skip
         """The loads of B in k-steps of `step`. base: the offset of its columns."""
 
         def begin_floats(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
             def read(block: Block, start: Expr, half: int) -> Expr:
-                b_offset, b_mask = reduction_offsets(block, start, step, axes, 0, [x.b for x in axes])
+                b_offset, b_mask = offsets(block, start, step, 0)
                 return read_at(block, self.b.buffer, ix.add(b_offset, base), all_of(b_mask, column_mask))
 
             return read
@@ -436,10 +464,10 @@ class _Product:
         if levels is None:
             return _BReader(1, begin_floats)
         # one value for all has no offset
-        offsets = (None if isinstance(p.source, Lit) else offset_of(columns, p.columns) for p in levels.parameters)
+        starts = (None if isinstance(p.source, Lit) else offset_of(columns, p.columns) for p in levels.parameters)
         parameters = [
-            (p, ZERO if offset is None else top.let(ix.add(integer(p.offset), offset), "p"))
-            for p, offset in zip(levels.parameters, offsets, strict=True)
+            (p, ZERO if start is None else top.let(ix.add(integer(p.offset), start), "p"))
+            for p, start in zip(levels.parameters, starts, strict=True)
         ]
 
         def begin_levels(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
@@ -461,33 +489,6 @@ class _Product:
             return lambda b, first, half: b.let(levels.dequantize(levels.unpack(b, pairs, half), *known), "w")
 
         return _BReader(levels.packed_halves, begin_levels)
-
-
-def _vectors_first(stmts: Sequence[Stmt]) -> list[Stmt]:
-    """Move what the epilogue reads for a whole column, such as a bias, in front of the loop, so that no program waits
-    for it at its end."""
-    loop = next((i for i, s in enumerate(stmts) if isinstance(s, For)), len(stmts) - 1)
-    before, after, late = list(stmts[:loop]), list[Stmt](), set[str]()
-    for s in stmts[loop + 1 :]:
-        if isinstance(s, Let) and (s.var.tile is None or s.var.tile[0] == 1) and _is_known(s.value, late):
-            before.append(s)
-            continue
-        after.append(s)
-        late |= {s.var.name} if isinstance(s, Let | Increment) else set()
-    return [*before, stmts[loop], *after]
-
-
-def _is_known(e: Expr, late: Set[str]) -> bool:
-    """Whether an expression reads neither registers, memory that is written, nor variables of `late`."""
-    if isinstance(e, Load | Gather) and (e.buffer.space == "register" or e.buffer.writable):
-        return False
-    return not (isinstance(e, Var) and e.name in late) and all(_is_known(x, late) for x in children(e))
-
-
-def _starts(size: int) -> list[tuple[int, int]]:
-    """Where the pieces of a tile's side begin, and their sizes.   192 -> [(0, 128), (128, 64)]"""
-    pieces = pieces_of(size)
-    return list(zip(accumulate(pieces, initial=0), pieces, strict=False))
 
 
 __all__ = ["lower_contraction"]

@@ -6,9 +6,9 @@ so that the row's terms stay in registers for all columns.
     for each column:  acc[block, word] = sum over a word's levels q of (q - zero[block]) * a[block, ...]
                       total[block, word] += acc * scale[block]
 
-For a float16 row, levels are not converted to floats: level q at bit `position` of a word, reinterpreted as a float32,
-is the denormal q * 2^(position - 149), and the row is scaled up by the inverse. All of this is exact; sums are in
-float32.
+Levels are not converted from integers: level q at bit `position` of a word, among the fraction's bits of the float32
+2^(23 - position), is 2^(23 - position) + q, from which 2^(23 - position) + zero is subtracted. All of this is exact;
+sums are in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import prod
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit
-from ingot.ir.types import DType, f16, f32, static_shape, u32
+from ingot.ir.types import f32, static_shape, u32
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Tiling
@@ -28,8 +28,7 @@ from ingot.schedule.gpu.contraction.levels import Levels, Parameter
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 
-FRACTION_BITS, MIN_EXPONENT = 23, -149  # of a float32 denormal: the lowest bit is 2^-149
-ROW_EXPONENT = 110  # the row is scaled by 2^110 at most, which keeps all of float16 below 2^127
+FRACTION_BITS, EXPONENT_BIAS = 23, 127  # of a float32
 Read = Callable[[Block, Expr, Expr | None], Expr]  # (block, indices of terms, mask) -> the row's terms
 
 
@@ -39,7 +38,6 @@ class RowOfLevels:
 
     bs: tuple[tuple[Levels, Loops], ...]
     tiling: Tiling
-    row_dtype: DType
 
     @property
     def step(self) -> int:
@@ -153,52 +151,39 @@ class RowOfLevels:
         base = k.add(integer(p.offset), offset_of(column.index, p.columns))
         return read_at(block, p.source, ix.add(base, offset_of(index, p.reduce)), all_of(live, column.in_bounds))
 
-    def _uses_denormals(self, levels: Levels) -> bool:
-        """Whether levels are used as denormal floats without a conversion."""
-        return self.row_dtype == f16 and levels.has_exact_parameters and levels.has_one_scale
-
-    def _terms(self, block: Block, at: Expr, read: Read) -> list[tuple[Expr, Expr]]:
-        """The row's terms for each level of a word, and the same scaled up for denormal levels."""
-        terms: list[tuple[Expr, Expr]] = []
+    def _terms(self, block: Block, at: Expr, read: Read) -> list[Expr]:
+        """The row's terms for each level of a word."""
+        terms: list[Expr] = []
         for part in range(self.bs[0][0].packed_halves):
             places, live = self._term_index(block, at, part * self.words, self.words)
-            x = block.let(k.cast(read(block, places, live), f32), "x")
-            scaled = x
-            if any(self._uses_denormals(levels) for levels, _ in self.bs):
-                levels = self.bs[0][0]
-                scaled = block.let(k.mul(x, k.lit(2.0 ** (ROW_EXPONENT - _bit_position(part, levels.bits)), f32)), "x")
-            terms.append((x, scaled))
+            terms.append(block.let(k.cast(read(block, places, live), f32), "x"))
         return terms
 
     def _add(
-        self, block: Block, levels: Levels, total: Buffer, word: Expr, terms: Sequence[tuple[Expr, Expr]],
+        self, block: Block, levels: Levels, total: Buffer, word: Expr, terms: Sequence[Expr],
         parameters: Sequence[Sequence[Expr]],
     ) -> None:  # fmt: skip
         """Add the products of one column in a k-step to its total."""
-        bits, uses_denormals = levels.bits, self._uses_denormals(levels)
+        bits = levels.bits
         acc: Expr = k.load(total, ZERO) if not levels.has_one_scale else k.lit(0.0, f32)
-        for part, (x, scaled) in enumerate(terms):
+        for part, x in enumerate(terms):
             zero, scale = (k.cast(p, f32) for p in parameters[part if len(parameters) > 1 else 0])
-            zero = zero if not levels.bias else k.add(zero, k.lit(float(levels.bias), f32))
             place = _bit_position(part, bits)
-            if uses_denormals:
-                if part and place == 0:
-                    word = block.let(k.binary("lshr", word, k.lit(FRACTION_BITS // bits * bits, u32)), "q")
-                level = k.bitcast(k.binary("and", word, k.lit((1 << bits) - 1 << place, u32)), f32)
-                level = k.binary(
-                    "sub", level, block.let(k.mul(zero, k.lit(2.0 ** (place + MIN_EXPONENT), f32)), "zero")
-                )
-                x = scaled
+            if part and place == 0:
+                word = block.let(k.binary("lshr", word, k.lit(FRACTION_BITS // bits * bits, u32)), "q")
+            exponent = FRACTION_BITS - place
+            fraction = k.binary("and", word, k.lit((1 << bits) - 1 << place, u32))
+            shifted = k.bitcast(k.binary("or", fraction, k.lit(EXPONENT_BIAS + exponent << FRACTION_BITS, u32)), f32)
+            shift = k.lit(2.0**exponent + levels.bias, f32)
+            if levels.has_exact_parameters:
+                level = k.binary("sub", shifted, block.let(k.add(zero, shift), "zero"))
             else:
-                shifted = k.binary("lshr", word, k.lit(part * bits, u32)) if part else word
-                level = k.binary("sub", k.cast(k.binary("and", shifted, k.lit((1 << bits) - 1, u32)), f32), zero)
+                level = k.binary("sub", k.binary("sub", shifted, shift), zero)
             level = level if levels.has_one_scale else k.mul(level, scale)
             acc = block.let(k.fma(*k.broadcast(level, x, acc)), "acc")
-        if not levels.has_one_scale:
-            block.store(total, ZERO, acc)
-            return
-        acc = k.mul(acc, k.lit(2.0 ** -(ROW_EXPONENT + MIN_EXPONENT), f32)) if uses_denormals else acc
-        block.store(total, ZERO, k.fma(*k.broadcast(acc, k.cast(parameters[0][1], f32), k.load(total, ZERO))))
+        if levels.has_one_scale:
+            acc = k.fma(*k.broadcast(acc, k.cast(parameters[0][1], f32), k.load(total, ZERO)))
+        block.store(total, ZERO, acc)
 
     def _row_of_sums(self, top: Block, totals: Sequence[Buffer]) -> Expr:
         """The sums of all columns as a row."""

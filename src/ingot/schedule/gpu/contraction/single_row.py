@@ -210,8 +210,7 @@ class _SingleRow:
         begin, end = work.k_range(top, t.parts, depth, t.depth)
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
         if of_levels:
-            row = RowOfLevels(of_levels, t, self.anchors[0].inputs[0].dtype)
-            return row.sums(top, first_column, (begin, end), lambda: self._row_reader(top))
+            return RowOfLevels(of_levels, t).sums(top, first_column, (begin, end), lambda: self._row_reader(top))
         weight_tile = _WeightTile.of(top, self, batch, first_column)
         tile = t.columns, t.depth
         accs = [register(top, "acc", constant_tile(dtype, tile)) for _ in self.bs]

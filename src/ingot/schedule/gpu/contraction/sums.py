@@ -3,7 +3,7 @@ bit-reproducible. The last program of a small tile to finish does so, and runs t
 
     sums[tile, part] = acc;  if arrived[tile]++ == parts - 1:  out = epilogue(sums[tile, 0] + sums[tile, 1] + ...)
 
-It would read the parts of a large tile for longer than it takes to start a kernel in which all multiprocessors do.
+For a large tile this would take longer than the start of another kernel, in which all multiprocessors add the parts.
 
 Only the tiles of the last, incomplete wave may be split; the others are then computed whole. A program's tile may
 consist of several pieces, each with accumulators and a result of its own: one of 128x192 of 128x128 and 128x64.
@@ -49,7 +49,7 @@ class ResultTile:
 
 @dataclass(frozen=True)
 class Lines:
-    """The share `number` of `count` of a piece's rows."""
+    """Share `number` of `count` shares of a piece's rows."""
 
     number: Expr
     count: int
@@ -237,7 +237,7 @@ class SplitSums:
         if_last(block, self.parts, arrived, split_tile, lambda b: continuation(b, add_all(b)))
 
     def _elements(self, block: Block, split_tile: Expr, piece: Tile, lines: Lines = WHOLE) -> tuple[Expr, Expr]:
-        """The offsets of a piece's sums of the first part, and how far another part's are behind them."""
+        """The offsets of a piece's sums of the first part, and the distance to those of the next part."""
         rows, columns = piece
         first, count = lines.of(block, ZERO, rows)
         across = k.lane_indices(columns, 1)

@@ -106,7 +106,7 @@ class ProductShape:
 
     @property
     def sums_in_runs(self) -> bool:
-        """Whether a run of `F8_RUN_TERMS` terms is accumulated apart, before it is added to the total."""
+        """Whether a run of `F8_RUN_TERMS` terms is accumulated separately, before it is added to the total."""
         return self.dtype.is_float and self.dtype.bits == 8
 
     def candidates(self, machine: Machine) -> list[Tiling]:
@@ -127,7 +127,7 @@ class ProductShape:
         return [t for t in tilings if self.admits(t, machine)]
 
     def admits(self, t: Tiling, machine: Machine) -> bool:
-        """Whether a kernel can be made for `t`: sizes are powers of two, but for sides of two pieces, and operands fit
+        """Whether a kernel can be made for `t`: sizes are powers of two, except sides of two pieces, and operands fit
         in shared memory."""
         area, max_area = t.rows * t.columns, MAX_TILE_AREA if self.dtype.bits <= 16 else MAX_TILE_AREA_F32
         sides, pieces = (t.rows, t.columns), (pieces_of(t.rows), pieces_of(t.columns))
@@ -186,9 +186,11 @@ class ProductShape:
 
     def _contiguous_tile(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
         """(columns, k-step) of a program for a single row, if B's `columns` columns are contiguous."""
-        min_width = 4 if columns >= 4 * machine.target_programs else 2
-        step = min(ROW_STEP_ELEMENTS // 4 * self.packed_halves, max(self.block, power_of_two(length)))
-        max_width = min(ROW_STEP_ELEMENTS * self.packed_halves // step, 4 * min_width)
+        min_width, elements = 4 if columns >= 4 * machine.target_programs else 2, ROW_STEP_ELEMENTS * self.packed_halves
+        step = min(elements // 4, max(self.block, power_of_two(length)))
+        if self.packed_halves == 1 and power_of_two(length) <= ROW_STEP_ELEMENTS // 2:
+            step, elements = power_of_two(length), 2 * elements  # one step, so that nothing waits for a second
+        max_width = min(elements // step, 4 * min_width)
         width = max(min_width, min(max_width, power_of_two(columns // machine.target_programs)))
         return max(1, width // self.products), step
 

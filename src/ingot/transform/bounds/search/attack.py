@@ -21,12 +21,12 @@ from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
 from ingot.transform.bounds.graph import with_spec
-from ingot.transform.bounds.run import box_of, finite, opened_for, static_graph
+from ingot.transform.bounds.run import box_of, opened_for, rows_of_spec, static_graph
 from ingot.transform.vectorize import vectorize
 
 _FIRST_STEP = 0.25  # relative to the box's width, decaying to a hundredth of it
 
-_NEAR = 0.1  # relative to the box's width: how far around the best point others start
+_RESTART_WIDTHS = 0.1  # the radius around the best point in which others start, in widths of the box
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,9 @@ class Goal:
     alternatives: tuple[tuple[int, ...], ...]
 
     def violation(self, margins: np.ndarray) -> np.ndarray:
-        """[points, rows] -> [points, alternatives]: the largest excess over a limit; reached if it is <= 0."""
-        excess = margins.astype(np.float64) - self.limits
+        """[points, rows] -> [points, alternatives]: the largest excess over a limit; reached if it is <= 0. NaN reaches
+        nothing."""
+        excess = np.nan_to_num(margins.astype(np.float64) - self.limits, nan=np.inf, posinf=np.inf, neginf=-np.inf)
         excesses = [excess[:, list(a)].max(1) if a else np.full(len(excess), -np.inf) for a in self.alternatives]
         return np.stack(excesses, 1)
 
@@ -77,7 +78,7 @@ class Attack:
             starts = lower + rng.random((self.points, *lower.shape)) * width
             starts[0] = lower + width / 2
         else:
-            radius = _NEAR * rng.random((self.points, *(1 for _ in lower.shape))) ** 2
+            radius = _RESTART_WIDTHS * rng.random((self.points, *(1 for _ in lower.shape))) ** 2
             starts = self.nearest + rng.normal(size=(self.points, *lower.shape)) * radius * width
         point, violation = self.descend(starts, lower, upper, steps)
         if violation < self.least:
@@ -131,8 +132,8 @@ def _step_graph(graph: Graph, rows: np.ndarray, points: int) -> Graph:
     """x [points, *x], weights [points, rows] -> margins [points, rows], gradient of weights . margins [points, *x]"""
     core = differentiable(with_spec(graph, rows))
     (x,), (margins,) = core.inputs, core.results
-    weights = Input("weights", TensorType(margins.dtype, margins.shape))()
-    loss = ops.DotGeneral(((), ()), ((0,), (0,)))(weights, margins)
+    weights = Input("weights", TensorType(x.dtype, margins.shape))()
+    loss = ops.DotGeneral(((), ()), ((0,), (0,)))(ops.cast(weights, margins.dtype), margins)
     (slope,) = gradients(loss, [x])
     lowered = lower_model_ops(Graph((x, weights), (margins, slope)))
     x, weights = lowered.inputs
@@ -179,7 +180,7 @@ def attack_model(
     if len(graph.inputs) != 1 or len(graph.results) != 1:
         got = f"{len(graph.inputs)} inputs and {len(graph.results)} results"
         raise InputError("attack", expected="a model of one input and one result", got=got)
-    rows = rows_of(graph.results[0].type, label, spec)
+    rows = rows_of(graph, label, spec)
     goal = Goal(rows, np.zeros(len(rows)), tuple((i,) for i in range(len(rows))))
     low, high = box.intervals[0]
     point, _ = Attack(graph, goal, points, options).run(low, high, steps=steps, seed=seed)
@@ -189,14 +190,15 @@ def attack_model(
     return Adversarial(margin <= 0, point, y, margin)
 
 
-def rows_of(y: TensorType, label: int | None, spec: Any) -> np.ndarray:
+def rows_of(graph: Graph, label: int | None, spec: Any) -> np.ndarray:
     """The rows of a spec, or the differences between the result of the label and that of each other class."""
     if (label is None) == (spec is None):
         raise InputError("attack", expected="either a label or a spec", got="none" if spec is None else "both")
+    y = graph.results[0].type
     size = product(y.shape)
     assert isinstance(size, int)
     if label is None:
-        return np.atleast_2d(finite("spec", spec))
+        return rows_of_spec(graph, spec)
     if size != y.shape[-1] or size < 2:
         raise InputError("label", expected="a model whose result is [classes] or [1, classes]", got=str(y))
     check_number("label", label, f"a class from 0 to {size - 1}", lambda v: 0 <= v < size, whole=True)

@@ -25,7 +25,7 @@ from ingot.transform.vectorize import vectorize
 _SLOPE_STEPS = (1.0, 0.3, 0.2, 0.1)  # of the slopes of the last walk
 _STEP_WALKS = 3  # the cost of a step in walks: one back and its gradient
 _PROBE_BATCHES = 5  # from one probe to the next
-_DECAY = 0.7  # of what earlier probes told, with each probe
+_GAIN_DECAY = 0.7  # of the gains that earlier probes measured, at each probe
 _PROBE_SEED = 1
 
 
@@ -102,7 +102,7 @@ class Splits:
     """
 
     def __init__(self, goal: Goal, limits: np.ndarray, widths: np.ndarray, count: int) -> None:
-        """limits: of the goal's rows, rounded up. widths: of the first box, [elements]. count: the boxes in a batch."""
+        """limits: of the goal's rows. widths: of the first box, [elements]. count: the boxes in a batch."""
         self.goal, self.limits, self.widths = goal, limits, widths
         self.elements = np.flatnonzero(widths)
         self.probes = count // (2 * len(self.elements)) if len(self.elements) else 0  # boxes in a probe
@@ -131,8 +131,8 @@ class Splits:
         halves = self.deficit(bound(*flat)).reshape(len(chosen), len(self.elements), 2).sum(2)
         gains = np.maximum(2 * self.deficit(rows[chosen])[:, None] - halves, 0.0)
         gains = np.nan_to_num(gains / np.maximum(gains.max(1, keepdims=True), 1e-300))
-        self.gains *= _DECAY
-        self.probed_widths *= _DECAY
+        self.gains *= _GAIN_DECAY
+        self.probed_widths *= _GAIN_DECAY
         self.gains[self.elements] += gains.sum(0)
         self.probed_widths += self.relative(lower, upper)[chosen].sum(0)
         return len(flat[0])

@@ -209,7 +209,7 @@ class _Search:
         y = np.asarray(self.program.run([np.ascontiguousarray(point)])[0])
         values = np.concatenate([flat, y.reshape(-1).astype(np.float64)]) if self.mixes(goal) else y.reshape(-1)
         margins = goal.rows @ values.astype(np.float64)
-        if goal.violation(margins[None]).min() > 0:
+        if not (goal.violation(margins[None]) <= 0).any():  # NaN satisfies nothing
             return None
         return self.verdict(REFUTED, counterexample=(point, y))
 
@@ -236,7 +236,7 @@ class _Search:
         bounds, boxes_before_improving = compiled(False), self.boxes + _PLAIN_BOXES
         ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
         lower, upper = ends
-        limits = np.nextafter(goal.limits, np.inf)
+        limits = goal.limits
         splits = Splits(goal, limits, (upper - lower)[0], 0 if is_wide else count)
         batches = 0
         while len(lower):

@@ -2,7 +2,8 @@
 
 A file describes counterexamples: inputs and results that satisfy all its assertions. It is read as a disjunction of
 alternatives, each of which is a box of inputs and a conjunction of linear conditions on inputs and results. Numbers are
-read as f64. Files are untrusted: sizes, depths and numbers of alternatives are bounded. Syntax: https://www.vnnlib.org.
+read as f64; sums of them are exact. Files are untrusted: sizes, depths and numbers of alternatives are bounded.
+Syntax: https://www.vnnlib.org.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from fractions import Fraction
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +27,8 @@ _MAX_DEPTH = 64
 _MAX_ALTERNATIVES = 4096
 _MAX_CONDITIONS = 1 << 22  # in all alternatives together
 _MAX_ELEMENTS = 1 << 24  # of a tensor
-_TOKEN = re.compile(r';[^\n]*|[()]|"(?:[^"\\]|\\.)*"|\[[^\]\n]*\]|[^\s()\[\]";]+(?:\[[^\]\n]*\])?')
+_ELEMENT = re.compile(r"real|b?float\d+(e\d+m\d+(fn)?)?", re.IGNORECASE)
+_TOKEN = re.compile(r'\s+|;[^\n]*|[()]|"(?:[^"\\]|\\.)*"|\[[^\]\n]*\]|[^\s()\[\]";]+(?:\[[^\]\n]*\])?')
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Condition:
     """sum(factor * variable) <= limit. A variable is ("X" or "Y", element)."""
 
     factors: Mapping[tuple[str, int], float]
-    limit: float
+    limit: float | Fraction
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +109,9 @@ class _Reader:
                 case ["assert", formula]:
                     has_assertion = True
                     alternatives = self.both(alternatives, self.alternatives(formula))
-                case ["set-logic" | "set-info" | "set-option" | "check-sat" | "exit", *_]:
+                case ["exit"]:
+                    break
+                case ["set-logic" | "set-info" | "set-option" | "check-sat" | "get-model", *_]:
                     pass
                 case _:
                     _refuse(self.name, "declarations and assertions", _expression_text(statement))
@@ -124,9 +129,13 @@ class _Reader:
     def statements(self, text: str) -> Iterator[list]:
         """The parenthesized lists at the top level."""
         stack: list[list] = []
+        end = 0
         for match in _TOKEN.finditer(text):
             token = match.group()
-            if token[0] == ";":
+            if match.start() != end:
+                break
+            end = match.end()
+            if token[0] == ";" or token[0].isspace():
                 continue
             if token == "(":
                 if len(stack) >= _MAX_DEPTH:
@@ -144,6 +153,8 @@ class _Reader:
                 stack[-1].append(token)
             else:
                 _refuse(self.name, "statements in parentheses", token)
+        if end != len(text):
+            _refuse(self.name, "words, numbers and parentheses", text[end : end + 20])
         if stack:
             _refuse(self.name, "balanced parentheses", "an open one at the end")
 
@@ -162,8 +173,10 @@ class _Reader:
             _refuse(self.name, "one network", "several", "write a property of one network's inputs and results")
         for part in parts[1:]:
             match part:
-                case ["declare-input" | "declare-output" as what, str(variable), str(_), str(shape), *rest]:
+                case ["declare-input" | "declare-output" as what, str(variable), str(element), str(shape), *rest]:
                     kind = "X" if what == "declare-input" else "Y"
+                    if not _ELEMENT.fullmatch(element):
+                        _refuse(self.name, "elements of Real or floats", element)
                     if kind in self.shapes or rest:
                         _refuse(self.name, "one input and one output, without options", _expression_text(part))
                     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", variable) or variable in self.tensors:
@@ -205,9 +218,9 @@ class _Reader:
             case ["or", *parts] if parts:
                 return self.bounded([a for part in parts for a in self.alternatives(part)])
             case ["<=" | ">=" | "<" | ">" as relation, left, right]:
-                # a strict condition is read as a non-strict one: a proof then holds for both
                 a, b = self.linear(left), self.linear(right)
-                return [[self.condition(a, b) if relation[0] == "<" else self.condition(b, a)]]
+                is_strict = len(relation) == 1
+                return [[self.condition(a, b, is_strict) if relation[0] == "<" else self.condition(b, a, is_strict)]]
             case ["=" | "==", left, right]:
                 a, b = self.linear(left), self.linear(right)
                 return [[self.condition(a, b), self.condition(b, a)]]
@@ -227,12 +240,17 @@ class _Reader:
             _refuse(self.name, f"at most {_MAX_ALTERNATIVES} alternatives", len(alternatives))
         return alternatives
 
-    def condition(self, a: Condition, b: Condition) -> Condition:
-        """a <= b, where a and b are sums as returned by `linear`."""
+    def condition(self, a: Condition, b: Condition, is_strict: bool = False) -> Condition:
+        """a <= b or a < b, where a and b are sums as returned by `linear`. The limit is the largest float that
+        satisfies it: a value above it is at least the next float, and so does not."""
         factors = dict(a.factors)
         for variable, factor in b.factors.items():
             factors[variable] = factors.get(variable, 0.0) - factor
-        return Condition({v: f for v, f in factors.items() if f}, b.limit - a.limit)
+        exact = _plus(b.limit, -a.limit)
+        limit = float(exact)
+        if limit > exact or (is_strict and limit == exact):
+            limit = math.nextafter(limit, -math.inf)
+        return Condition({v: f for v, f in factors.items() if f}, limit)
 
     def linear(self, expr: object) -> Condition:
         """A linear sum: the factors, with the constant term in place of a limit."""
@@ -290,9 +308,9 @@ class _Reader:
             if len(condition.factors) > 1 or kind == "Y":
                 rows.append(condition)
             elif factor > 0:
-                upper[element] = min(upper[element], _quotient(condition.limit, factor, np.inf))
+                upper[element] = min(upper[element], _quotient(float(condition.limit), factor, np.inf))
             else:
-                lower[element] = max(lower[element], _quotient(condition.limit, factor, -np.inf))
+                lower[element] = max(lower[element], _quotient(float(condition.limit), factor, -np.inf))
         if not (np.isfinite(lower).all() and np.isfinite(upper).all()):
             missing = np.flatnonzero(~(np.isfinite(lower) & np.isfinite(upper)))
             _refuse(self.name, "a lower and an upper bound of each input", f"none of X_{missing[0]}")
@@ -308,18 +326,23 @@ class _Reader:
 
 
 def _quotient(limit: float, factor: float, direction: float) -> float:
-    return limit * factor if abs(factor) == 1 else float(np.nextafter(limit / factor, direction))
+    return limit * factor if abs(factor) == 1 else math.nextafter(limit / factor, direction)
 
 
-def _scale(a: Condition, factor: float) -> Condition:
-    return Condition({v: f * factor for v, f in a.factors.items()}, a.limit * factor)
+def _scale(a: Condition, factor: float | Fraction) -> Condition:
+    limit = a.limit * factor if abs(factor) == 1 else Fraction(a.limit) * Fraction(factor)
+    return Condition({v: f * float(factor) for v, f in a.factors.items()}, limit)
+
+
+def _plus(a: float | Fraction, b: float | Fraction) -> float | Fraction:
+    return Fraction(a) + Fraction(b) if a and b else a or b
 
 
 def _sum_of(a: Condition, b: Condition) -> Condition:
     factors = dict(a.factors)
     for variable, factor in b.factors.items():
         factors[variable] = factors.get(variable, 0.0) + factor
-    return Condition(factors, a.limit + b.limit)
+    return Condition(factors, _plus(a.limit, b.limit))
 
 
 def _expression_text(expr: object, depth: int = 0) -> str:

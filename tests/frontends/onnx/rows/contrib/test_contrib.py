@@ -206,23 +206,25 @@ def test_against_onnxruntime(name: str) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def one_node(op: str, given: dict[str, np.ndarray], results: int, constant: set[str], **attributes: Any) -> list[Any]:
+def one_node(
+    op: str, input_arrays: dict[str, np.ndarray], results: int, constant: set[str], **attributes: Any
+) -> list[Any]:
     """The interpreter's results of a com.microsoft op."""
     outputs = [f"y{i}" for i in range(results)]
     graph = helper.make_graph(
-        [helper.make_node(op, list(given), outputs, domain="com.microsoft", **attributes)],
+        [helper.make_node(op, list(input_arrays), outputs, domain="com.microsoft", **attributes)],
         "g",
         [
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in given.items()
+            for n, a in input_arrays.items()
             if n not in constant
         ],
         [helper.make_empty_tensor_value_info(o) for o in outputs],
-        [onnx.numpy_helper.from_array(given[n], n) for n in sorted(constant)],
+        [onnx.numpy_helper.from_array(input_arrays[n], n) for n in sorted(constant)],
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return list(interpret(import_onnx(model), [a for n, a in given.items() if n not in constant]))
+    return list(interpret(import_onnx(model), [a for n, a in input_arrays.items() if n not in constant]))
 
 
 @pytest.mark.parametrize("name", ["silu", "swiglu"])
@@ -283,9 +285,9 @@ def test_ops_that_onnxruntime_has_on_gpus_only() -> None:
     patch = np.einsum("hwc,mhwc->m", image[0, 1:4, 2:5], weight)
     np.testing.assert_allclose(y[0, 2, 3], patch, rtol=1e-4, atol=1e-5)
     packed = f32(2, 5, 4, 3, 8)
-    apart = {n: packed[:, :, :, i].reshape(2, 5, 32) for i, n in enumerate("qkv")}
-    (whole,) = one_node("MultiHeadAttention", {"qkv": packed}, 1, set(), num_heads=4)
-    np.testing.assert_allclose(whole, one_node("MultiHeadAttention", apart, 1, set(), num_heads=4)[0], atol=1e-6)
+    separate = {n: packed[:, :, :, i].reshape(2, 5, 32) for i, n in enumerate("qkv")}
+    (expected,) = one_node("MultiHeadAttention", {"qkv": packed}, 1, set(), num_heads=4)
+    np.testing.assert_allclose(expected, one_node("MultiHeadAttention", separate, 1, set(), num_heads=4)[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("per_column", [False, True])

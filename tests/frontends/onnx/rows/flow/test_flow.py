@@ -12,20 +12,20 @@ from onnx import TensorProto, helper
 import ingot
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
-from tests.frontends.onnx.told import B, F, I, model, runtime, same
+from tests.frontends.onnx.reference import B, F, I, assert_close, model, runtime
 
 X = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
 Infos = Sequence[tuple[str, int, Sequence[int | str]]]
 
 
 def body(nodes: Sequence[onnx.NodeProto], inputs: Infos, outputs: Infos) -> onnx.GraphProto:
-    takes, gives = ([helper.make_tensor_value_info(*i) for i in infos] for infos in (inputs, outputs))
-    return helper.make_graph(nodes, "body", takes, gives)
+    input_infos, output_infos = ([helper.make_tensor_value_info(*i) for i in infos] for infos in (inputs, outputs))
+    return helper.make_graph(nodes, "body", input_infos, output_infos)
 
 
 def agree(m: onnx.ModelProto, **inputs: np.ndarray) -> None:
     graph = import_onnx(m)
-    same(interpret(graph, inputs), runtime(m, **inputs))
+    assert_close(interpret(graph, inputs), runtime(m, **inputs))
 
 
 def doubling(*, stacked: bool) -> onnx.GraphProto:

@@ -10,7 +10,7 @@ from onnx import helper
 
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
-from tests.frontends.onnx.told import F, I, model, one, runtime
+from tests.frontends.onnx.reference import F, I, model, one, runtime
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 5, 7)).astype(np.float32)

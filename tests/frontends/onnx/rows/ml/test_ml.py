@@ -39,13 +39,13 @@ def model_of(op: str, inputs: list[np.ndarray], results: int, version: int = 3, 
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
-def wanted(model: onnx.ModelProto, inputs: list[np.ndarray]) -> list[np.ndarray]:
+def ort_results(model: onnx.ModelProto, inputs: list[np.ndarray]) -> list[np.ndarray]:
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(None, {f"x{i}": a for i, a in enumerate(inputs)})
 
 
 def agree(model: onnx.ModelProto, inputs: list[np.ndarray], compiled: bool = False) -> None:
-    want = wanted(model, inputs)
+    want = ort_results(model, inputs)
     symbols = {d.dim_param for i in model.graph.input for d in i.type.tensor_type.shape.dim if d.dim_param}
     dynamic = {name: (0, None) for name in symbols}
     if compiled:
@@ -67,24 +67,24 @@ def grown(trees: int, depth: int, features: int, modes: tuple[str, ...], targets
         name: [] for name in ("treeids", "nodeids", "featureids", "values", "modes", "truenodeids", "falsenodeids")
     }
     tracks: list[int] = []
-    held: dict[str, list[Any]] = {name: [] for name in ("treeids", "nodeids", "ids", "weights")}
+    attributes: dict[str, list[Any]] = {name: [] for name in ("treeids", "nodeids", "ids", "weights")}
     for t in range(trees):
-        left = 1
+        remaining = 1
         for i in range(2 ** (depth + 1) - 1):
-            if i >= left:
+            if i >= remaining:
                 break
-            leaf = left + 2 > 2**depth or RNG.random() < 0.1
+            leaf = remaining + 2 > 2**depth or RNG.random() < 0.1
             mode = "LEAF" if leaf else str(RNG.choice(modes))
-            record = (t, i, int(RNG.integers(features)), float(RNG.choice(EDGES[:-1])), mode, left, left + 1)
+            record = (t, i, int(RNG.integers(features)), float(RNG.choice(EDGES[:-1])), mode, remaining, remaining + 1)
             for name, value in zip(nodes, record, strict=True):
                 nodes[name].append(0 if leaf and name.endswith("enodeids") else value)
             tracks.append(int(RNG.integers(2)))
-            left += 0 if leaf else 2
+            remaining += 0 if leaf else 2
             for k in range(targets) if leaf else ():
-                for name, value in zip(held, (t, i, k, float(RNG.standard_normal())), strict=True):
-                    held[name].append(value)
-    out = {f"nodes_{k}": v for k, v in nodes.items()} | {f"{kind}_{k}": v for k, v in held.items()}
-    return out | {"nodes_missing_value_tracks_true": tracks}
+                for name, value in zip(attributes, (t, i, k, float(RNG.standard_normal())), strict=True):
+                    attributes[name].append(value)
+    attributes_ = {f"nodes_{k}": v for k, v in nodes.items()} | {f"{kind}_{k}": v for k, v in attributes.items()}
+    return attributes_ | {"nodes_missing_value_tracks_true": tracks}
 
 
 def rows(count: int, features: int, dtype: type = np.float32) -> np.ndarray:
@@ -259,9 +259,9 @@ CASES: dict[str, tuple[str, list[np.ndarray], int, dict[str, Any]]] = {
                 "classlabels_ints": [4, 3, 9][:classes],
                 "kernel_type": "RBF",
             }
-            | {name: values[: classes * (classes - 1) // 2] for name, values in fits.items()},
+            | {name: values[: classes * (classes - 1) // 2] for name, values in votes.items()},
         )
-        for what, fits in {
+        for what, votes in {
             "classes": {},
             "probabilities": {"prob_a": [-1.5, -0.7, -1.1], "prob_b": [0.1, -0.2, 0.3]},
         }.items()
@@ -279,10 +279,10 @@ def test_against_onnxruntime(name: str) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9, 100])
 def test_label_encoder(count: int) -> None:
     keys = RNG.choice(np.arange(-200, 200), count, replace=False)
-    whole = np.append(RNG.integers(-220, 220, 17), [*keys[:2], -(2**40)])
+    keys_ = np.append(RNG.integers(-220, 220, 17), [*keys[:2], -(2**40)])
     attributes = {"keys_int64s": keys.tolist(), "values_floats": np.arange(count, dtype=float).tolist()}
-    agree(model_of("LabelEncoder", [whole], 1, 2, default_float=-7.0, **attributes), [whole])
-    numbers = np.append(whole, [np.nan, np.inf, -np.inf])
+    agree(model_of("LabelEncoder", [keys_], 1, 2, default_float=-7.0, **attributes), [keys_])
+    numbers = np.append(keys_, [np.nan, np.inf, -np.inf])
     tensors = {
         "keys_tensor": numpy_helper.from_array(np.append(keys, np.nan)),
         "values_tensor": numpy_helper.from_array(np.append(keys * 2.0, 5.0)),

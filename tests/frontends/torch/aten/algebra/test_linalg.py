@@ -28,7 +28,7 @@ OF_A_MATRIX: dict[str, Callable[[torch.Tensor], object]] = {
     "qr": torch.linalg.qr,
     "reflections": lambda a: torch.linalg.householder_product(*torch.geqrf(a)),
     "singular_values": torch.linalg.svdvals,
-    "singular_vectors": lambda a: _joined(*torch.linalg.svd(a, full_matrices=False)),
+    "singular_vectors": lambda a: _reconstruct(*torch.linalg.svd(a, full_matrices=False)),
     "eigenvectors": lambda a: _of_eigenvectors(*torch.linalg.eigh(a)),
     "upper_eigenvectors": lambda a: _of_eigenvectors(*torch.linalg.eigh(a, UPLO="U")),
     "eigenvalues": torch.linalg.eigvalsh,
@@ -40,7 +40,7 @@ OF_A_MATRIX: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-def _joined(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
+def _reconstruct(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
     return (u * s[..., None, :]) @ vh
 
 

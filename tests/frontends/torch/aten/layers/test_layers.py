@@ -192,8 +192,8 @@ def test_batch_norms_that_learn(dtype: torch.dtype, narrow: bool) -> None:
     weights = [t.to(dtype) if narrow else t for t in parts]
 
     def learns(x: Tensor) -> Any:
-        out, _, _, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(x, *weights, True, 0.1, 1e-5)
-        return out, mean.float(), variance.float()
+        result, _, _, mean, variance = torch.ops.aten._native_batch_norm_legit_functional(x, *weights, True, 0.1, 1e-5)
+        return result, mean.float(), variance.float()
 
     agree(learns, (3 * torch.randn(4, 5, 3, 2)).to(dtype), tolerance=1e-6 if dtype == torch.float32 else 2**-7)
 

@@ -21,19 +21,19 @@ ZEROS = torch.arange(-2, 3)
 def test_one_scale() -> None:
     """Numbers and tensors; the whole range of a type and less of it; an i32 has no levels of its own."""
 
-    def whole(x: Tensor) -> Tensor:
+    def full(x: Tensor) -> Tensor:
         levels = q.quantize_per_tensor(x, 0.0517, 3, -128, 127, torch.int8)
         return q.dequantize_per_tensor(levels, 0.0517, 3, -128, 127, torch.int8)
 
-    agree(whole, X)
+    agree(full, X)
     agree(lambda x: q.quantize_per_tensor(x, 0.0517, 100, 5, 240, torch.uint8), X)
     agree(lambda x: q.quantize_per_tensor(x, 2**-14, 0, -(2**31), 2**31 - 1, torch.int32), X)
 
-    def given(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    def with_scale(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         levels = q.quantize_per_tensor.tensor(x, scale, zero, 0, 255, torch.uint8)
         return q.dequantize_per_tensor.tensor(levels, scale, zero, 0, 255, torch.uint8)
 
-    agree(given, X, torch.tensor(0.0517), torch.tensor(7))
+    agree(with_scale, X, torch.tensor(0.0517), torch.tensor(7))
 
 
 def test_scales_along_an_axis() -> None:
@@ -139,9 +139,9 @@ def test_scaled_products_of_floats_of_8_bits(rows: bool) -> None:
     scale = torch.rand(1, 48) if rows else torch.tensor(0.5)
 
     def product(x: Tensor) -> Tensor:
-        own = (x.abs().amax(1, keepdim=True) if rows else x.abs().amax()) / 448.0
-        levels = (x / own).to(torch.float8_e4m3fn)
-        return torch.ops.aten._scaled_mm(levels, weight.t(), own, scale, bias=bias, out_dtype=torch.bfloat16)
+        scale_x = (x.abs().amax(1, keepdim=True) if rows else x.abs().amax()) / 448.0
+        levels = (x / scale_x).to(torch.float8_e4m3fn)
+        return torch.ops.aten._scaled_mm(levels, weight.t(), scale_x, scale, bias=bias, out_dtype=torch.bfloat16)
 
     # both round f32 sums, in whose order they differ, to 8 bits
     agree(product, torch.randn(32, 64), tolerance=2**-7)

@@ -174,6 +174,6 @@ def test_lookups_share_the_words_of_products(
     at = np.array([[0, n - 1, -1], [n + 5, n // 2, -n - 2]])
     check(lookup, [at], 0, machine)
     x, sides = Input("x", TensorType(f32, (1, *case[1])))(), tuple(range(1, len(case[1]) + 1))
-    both = Graph((x, ids), (ops.DotGeneral(contract=(sides, sides))(x, w), rows))
-    sizes = [compile_graph(g, machine).program.weights.nbytes for g in (lookup, both)]
+    shared_graph = Graph((x, ids), (ops.DotGeneral(contract=(sides, sides))(x, w), rows))
+    sizes = [compile_graph(g, machine).program.weights.nbytes for g in (lookup, shared_graph)]
     assert sizes[0] == sizes[1] > 0

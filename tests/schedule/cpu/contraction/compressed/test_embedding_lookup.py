@@ -24,9 +24,9 @@ def test_one_table_for_lookups_and_products(n: int, k: int, dtype: DType, machin
     rows = ops.mul(ops.cast(ops.EmbeddingLookup()(table, ids), f32), 2.0)
     at = np.array([[0, n - 1, -1, 5], [n + 5, n // 2, -n - 2, 7]])
     check(Graph((ids,), (rows,)), [at], 0, machine)
-    one, many = Input("one", TensorType(f32, (1, k)))(), Input("many", TensorType(f32, (symbol("m"), k)))()
+    one, batch = Input("one", TensorType(f32, (1, k)))(), Input("many", TensorType(f32, (symbol("m"), k)))()
     product = ops.DotGeneral(contract=((1,), (1,)), dtype=f32)
-    graph = Graph((ids, many, one), (rows, product(many, table), product(one, table)))
+    graph = Graph((ids, batch, one), (rows, product(batch, table), product(one, table)))
     xs = [at, rng.normal(size=(19, k)).astype(np.float32), rng.normal(size=(1, k)).astype(np.float32)]
     check(graph, xs, machine=machine)
     lanes = machine.lanes(f32)

@@ -32,14 +32,14 @@ def graph(m: DimLike, w: Node) -> Graph:
 
 def exact_weights(n: int, shape: tuple[int, ...], dtype: DType, form: ops.DequantizeBlocks, has_minimum: bool) -> Node:
     """With factors of which sums of products lose no bit: small integers, powers of two."""
-    rng, made = np.random.default_rng(n), weights(n, shape, dtype, form, has_minimum)
+    rng, matrix = np.random.default_rng(n), weights(n, shape, dtype, form, has_minimum)
     factors = [
         const(rng.integers(0, 4, p.shape).astype(p.dtype.numpy))
         if p.dtype.is_integer
         else const((rng.choice([-1, 1], p.shape) * 2.0 ** rng.integers(0, 3, p.shape)).astype(p.dtype.numpy))
-        for p in made.inputs[1:]
+        for p in matrix.inputs[1:]
     ]
-    return form(made.inputs[0], *factors)
+    return form(matrix.inputs[0], *factors)
 
 
 def exact_rows(m: int, k: int, block: int) -> np.ndarray:
@@ -103,18 +103,18 @@ def test_no_rows_and_strided_rows() -> None:
     open_rows = graph(symbol("m"), w)
     check(Graph(open_rows.inputs, open_rows.outputs, bounds=(("m", 0, None),)), [np.zeros((0, 192), np.float32)])
     x = Input("x", TensorType(f32, (192, 5)))()
-    turned = rounded(ops.transpose(x, (1, 0)), w)
-    check(turned, [np.random.default_rng(1).standard_normal((192, 5)).astype(np.float32)])
+    transposed = rounded(ops.transpose(x, (1, 0)), w)
+    check(transposed, [np.random.default_rng(1).standard_normal((192, 5)).astype(np.float32)])
 
 
 @pytest.mark.parametrize("case", [ROUNDED[0], ROUNDED[3]], ids=["Q4_K", "Q4_0"])
 def test_a_row_has_the_same_bits_beside_others(case: Form) -> None:
     w, k = weights(*case), int(np.prod(case[1]))
     x = np.random.default_rng(2).standard_normal((40, k)).astype(np.float32)
-    alone = compile_graph(graph(1, w))
-    many, some = compile_graph(graph(symbol("m"), w)), compile_graph(graph(5, w))
-    single = np.concatenate([alone(x[i : i + 1]) for i in range(40)])
-    np.testing.assert_array_equal(single, many(x))
+    single_row = compile_graph(graph(1, w))
+    batched, some = compile_graph(graph(symbol("m"), w)), compile_graph(graph(5, w))
+    single = np.concatenate([single_row(x[i : i + 1]) for i in range(40)])
+    np.testing.assert_array_equal(single, batched(x))
     np.testing.assert_array_equal(single[:5], some(x[:5]))
 
 

@@ -16,8 +16,8 @@ from tests.schedule.compiled import MACHINES, check, compile_graph, inputs_like,
 
 def pruned(rng: np.random.Generator, shape: tuple[int, ...], height: int, zeros: float = 0.8) -> np.ndarray:
     """Weights [outputs, ...] of which blocks of `height` outputs are zeros."""
-    kept = rng.random((-(-shape[0] // height), *shape[1:])) >= zeros
-    return (rng.standard_normal(shape) * np.repeat(kept, height, 0)[: shape[0]]).astype(np.float32)
+    mask = rng.random((-(-shape[0] // height), *shape[1:])) >= zeros
+    return (rng.standard_normal(shape) * np.repeat(mask, height, 0)[: shape[0]]).astype(np.float32)
 
 
 def in_blocks(graph: Graph, height: int) -> Graph:
@@ -42,11 +42,11 @@ def test_products(sizes: tuple[int, int, int, int], machine) -> None:
         y = ops.add(ops.add(y, ops.BroadcastInDim(y.shape, (1,))(bias)), residual)
         dense = Graph((x, bias, residual), (y,))
         graph = in_blocks(dense, height)
-        sparse, whole = (compile_graph(g, machine) for g in (graph, dense))
+        sparse, uncompressed = (compile_graph(g, machine) for g in (graph, dense))
         for value in (0.5, np.inf, -np.inf, np.nan):
             odd = [xs[0].copy(), *xs[1:]]
             odd[0][rows // 2, k // 2] = value
-            got, expected = (np.asarray(m(*odd)) for m in (sparse, whole))
+            got, expected = (np.asarray(m(*odd)) for m in (sparse, uncompressed))
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(got, interpret(graph, odd)[0], rtol=1e-4, atol=1e-4)
 

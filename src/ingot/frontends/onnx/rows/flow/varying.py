@@ -89,7 +89,7 @@ class Form:
     shape: Shape
     dtype: T.DType
 
-    def joined(self, v: AnyValue) -> AnyValue:
+    def pack(self, v: AnyValue) -> AnyValue:
         """The members of a sequence as one tensor. Raises Unsupported where they have another form."""
         if isinstance(v, Sequence_):
             nodes = [item.node for item in v.items]
@@ -105,7 +105,7 @@ class Form:
 
 def in_form(values: Sequence[AnyValue], forms: Sequence[Form | None]) -> list[AnyValue]:
     """The values, with those that have a form as tensors."""
-    return [v if form is None else form.joined(v) for v, form in zip(values, forms, strict=True)]
+    return [v if form is None else form.pack(v) for v, form in zip(values, forms, strict=True)]
 
 
 def common_form(values: Sequence[AnyValue], inner: Sequence[Sizes]) -> Form | None:

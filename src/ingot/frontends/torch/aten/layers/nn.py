@@ -26,6 +26,7 @@ from ingot.frontends.torch.values import (
 )
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
+from ingot.ops.nn import terms as t
 
 aten = Table()
 
@@ -238,15 +239,22 @@ def _adaptive_max(n: int) -> Callable[..., tuple[Node | None, ...]]:
     return adaptive
 
 
+_MAX_SELECTED_TAPS = 16  # of a window along an axis, which are compared one after the other
+
+
 def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
     """The flat position in the image of each adaptive window's largest element or, as in PyTorch, its last NaN."""
     n = len(output_size)
     lead, sizes = x.shape[:-n], [int(d) for d in x.shape[-n:]]
+    spans = [
+        (np.arange(count) * size // count, -(-(np.arange(count) + 1) * size // count))
+        for size, count in zip(sizes, output_size, strict=True)
+    ]
+    if all((end - begin).max(initial=1) <= _MAX_SELECTED_TAPS for begin, end in spans) and x.dtype.is_float:
+        return _selected_places(x, spans)
     windows, flat = x, np.zeros((1,) * (2 * n), np.int64)
     hidden = np.zeros((1,) * (2 * n), np.bool_)
-    for i, (size, count) in enumerate(zip(sizes, output_size, strict=True)):
-        begin = np.arange(count) * size // count
-        end = -(-(np.arange(count) + 1) * size // count)
+    for i, (size, (begin, end)) in enumerate(zip(sizes, spans, strict=True)):
         indices = begin[:, None] + np.arange(int((end - begin).max(initial=1)))
         shape = tuple(indices.shape[(i, n + i).index(j)] if j in (i, n + i) else 1 for j in range(2 * n))
         hidden = hidden | (indices >= end[:, None]).reshape(shape)
@@ -267,6 +275,29 @@ def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
         tap = select(compare("GE", last, scalar_like(0, last)), last, tap)
     places = expand(const(np.ascontiguousarray(flat.reshape(*output_size, -1))), rows.shape)
     return reshape(ops.GatherElements(axis)(places, tap), (*lead, *output_size))
+
+
+def _selected_places(x: Node, spans: Sequence[tuple[np.ndarray, np.ndarray]]) -> Node:
+    """`_places_of_largest`, axis by axis, the innermost first: the first of equal elements, the last NaN."""
+    values, places, stride = t.as_term(x), None, 1
+    for i, (begin, end) in reversed([*enumerate(spans)]):
+        axis = x.type.rank - len(spans) + i
+        selected: tuple[t.Term, t.Term] | None = None
+        for tap in range(int((end - begin).max(initial=1))):
+            index = np.minimum(begin + tap, end - 1)  # a shorter window reads its last element again
+            value = t.take(values, index, axis)
+            place = t.as_term(index * stride).spread(value.shape, (axis,))
+            if places is not None:
+                place = place + t.take(places, index, axis)
+            if selected is not None:
+                largest, at = selected
+                is_larger = t.logical_or(value > largest, value.map(ops.IsNan()))
+                value, place = t.term(t.where(is_larger, value, largest)), t.term(t.where(is_larger, place, at))
+            selected = value, place
+        assert selected is not None
+        (values, places), stride = selected, stride * int(values.shape[axis])
+    assert places is not None
+    return places.node
 
 
 for _n in (1, 2, 3):

@@ -34,7 +34,7 @@ def _integers(zero: Node) -> Node:
     return zero
 
 
-def _along(p: Node, x: Node, axis: int) -> Node:
+def _broadcast_along(p: Node, x: Node, axis: int) -> Node:
     """One number for each index of an axis."""
     place = axis_of(axis, x.type.rank)
     return ops.reshape(p, tuple(-1 if a == place else 1 for a in range(x.type.rank)))
@@ -81,7 +81,7 @@ def dequantize_per_tensor(
 def quantize_per_channel(
     c: Context, x: Node, scales: Node, zero_points: Node, axis: int, quant_min: int, quant_max: int, dtype: torch.dtype
 ) -> Node:
-    scale, zero = (_along(p, x, axis) for p in (scales, zero_points))
+    scale, zero = (_broadcast_along(p, x, axis) for p in (scales, zero_points))
     return _levels(x, scale, zero, quant_min, quant_max, dtype_of(dtype))
 
 
@@ -90,8 +90,8 @@ def dequantize_per_channel(
     c: Context, q: Node, scales: Node, zero_points: Node | None, axis: int, quant_min: int, quant_max: int,
     dtype: torch.dtype, *, out_dtype: torch.dtype | None = None,
 ) -> Node:  # fmt: skip
-    zero = None if zero_points is None else _along(zero_points, q, axis)
-    return _values(q, _along(scales, q, axis), zero, out_dtype)
+    zero = None if zero_points is None else _broadcast_along(zero_points, q, axis)
+    return _values(q, _broadcast_along(scales, q, axis), zero, out_dtype)
 
 
 @aten(f"{_LIBRARY}.quantize_per_token.default")
@@ -233,7 +233,7 @@ def fake_quantize_where_enabled(
 def fake_quantize_per_channel(
     c: Context, x: Node, scale: Node, zero_point: Node, axis: int, quant_min: int, quant_max: int
 ) -> tuple[Node, Node]:
-    return _faked(x, _along(scale, x, axis), _along(zero_point, x, axis), quant_min, quant_max)
+    return _faked(x, _broadcast_along(scale, x, axis), _broadcast_along(zero_point, x, axis), quant_min, quant_max)
 
 
 @aten("fake_quantize_per_channel_affine.default")

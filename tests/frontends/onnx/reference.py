@@ -1,4 +1,4 @@
-"""Small models, and what ONNX Runtime makes of them."""
+"""Small models, and the results of ONNX Runtime for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def runtime(m: onnx.ModelProto, **inputs: np.ndarray) -> list[np.ndarray]:
     return [np.asarray(result) for result in session.run(None, inputs)]
 
 
-def same(got, want) -> None:
+def assert_close(got, want) -> None:
     for a, b in zip(got, want, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

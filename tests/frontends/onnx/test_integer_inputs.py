@@ -12,7 +12,7 @@ from ingot.driver.specialize import ValueSpecialization
 from ingot.frontends.onnx import import_onnx
 from ingot.ir.interp import interpret
 from ingot.support.errors import InputError, UnsupportedOpError
-from tests.frontends.onnx.told import B, F, I, X, model, one, runtime, same
+from tests.frontends.onnx.reference import B, F, I, X, assert_close, model, one, runtime
 
 X46 = ("x", F, [4, 6])
 END = 2**63 - 1
@@ -57,18 +57,18 @@ KNOWN = [
 TYPES = {"top k": (("z", F), ("y", I)), "split": (("z", F), ("y", F)), "range": (("z", I),), "one hot": (("z", I),)}
 
 
-def feeds(inputs, told) -> dict[str, np.ndarray]:
+def feeds(inputs, told_numbers) -> dict[str, np.ndarray]:
     """X (or as many of its elements) and the numbers told, one tuple of them for each input or one for the only one."""
-    many = told if isinstance(told[0], tuple) else (told,)
-    numbers = iter(many)
-    out: dict[str, np.ndarray] = {}
+    groups = told_numbers if isinstance(told_numbers[0], tuple) else (told_numbers,)
+    numbers = iter(groups)
+    feed: dict[str, np.ndarray] = {}
     for name, kind, shape in inputs:
         shape = tuple(4 if d == "n" else d for d in shape)
         if kind == F:
-            out[name] = X.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+            feed[name] = X.reshape(-1)[: int(np.prod(shape))].reshape(shape)
         else:
-            out[name] = np.array(next(numbers), np.int64).reshape(shape)
-    return out
+            feed[name] = np.array(next(numbers), np.int64).reshape(shape)
+    return feed
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -78,7 +78,7 @@ def test_a_mere_size_is_read_from_the_data(case: str) -> None:
     graph = import_onnx(m)
     for elements in values:
         arrays = feeds(inputs, elements)
-        same(interpret(graph, arrays), runtime(m, **arrays))
+        assert_close(interpret(graph, arrays), runtime(m, **arrays))
 
 
 @pytest.mark.parametrize("case", ["reshape beside a size", "slice", "pad", "crop or pad"])
@@ -89,20 +89,20 @@ def test_and_compiled(case: str) -> None:
     assert isinstance(compiled, ingot.CompiledModel)
     for elements in values:
         arrays = feeds(inputs, elements)
-        same([compiled(**arrays)], runtime(m, **arrays))
+        assert_close([compiled(**arrays)], runtime(m, **arrays))
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("case", "told"),
+    ("case", "numbers"),
     [("expand", (3, 1, 1)), ("reshape", (5, 5, 1)), ("split", (2, 3)), ("reshape", (-2, 3, 4)), ("top k", (7,)),
      ("tile", (-1, 1)), ("full", (1, -2, 1))],
 )  # fmt: skip
-def test_sizes_that_do_not_fit_are_refused(case: str, told) -> None:
+def test_sizes_that_do_not_fit_are_refused(case: str, numbers) -> None:
     nodes, inputs, _ = CASES[case]
     compiled = ingot.compile(model(nodes, inputs, TYPES.get(case, (("z", F),)), KNOWN), cache=False, threads=1)
     with pytest.raises(InputError, match=r"element \d of input"):
-        compiled(**feeds(inputs, told))
+        compiled(**feeds(inputs, numbers))
 
 
 def test_axes_and_ranks_make_a_program_for_each_value() -> None:
@@ -110,7 +110,7 @@ def test_axes_and_ranks_make_a_program_for_each_value() -> None:
     compiled = ingot.compile(m, cache=False, threads=1)
     assert not compiled.is_one_program
     for axes in ([0], [1], [-1, 0], [0], []):
-        same([compiled(X, np.array(axes, np.int64))], runtime(m, x=X, axes=np.array(axes, np.int64)))
+        assert_close([compiled(X, np.array(axes, np.int64))], runtime(m, x=X, axes=np.array(axes, np.int64)))
     programs = compiled._executable
     assert isinstance(programs, ValueSpecialization) and len(programs._programs) == 4
     with pytest.raises(InputError, match="weights="):
@@ -131,15 +131,15 @@ def test_values_are_given_ahead() -> None:
 
 def test_a_branch_that_decides_the_rank_makes_a_program_for_each_value() -> None:
     def branch(name: str, op: str, **attributes) -> onnx.GraphProto:
-        out = helper.make_tensor_value_info(name, F, None)
-        return helper.make_graph([helper.make_node(op, ["x"], [name], **attributes)], name, [], [out])
+        info = helper.make_tensor_value_info(name, F, None)
+        return helper.make_graph([helper.make_node(op, ["x"], [name], **attributes)], name, [], [info])
 
     nodes = [helper.make_node("If", ["flag"], ["z"], then_branch=branch("a", "Flatten", axis=0),
                               else_branch=branch("b", "Identity"))]  # fmt: skip
     m = model(nodes, [X46, ("flag", B, [])])
     compiled = ingot.compile(m, cache=False, threads=1)
     for flag in (True, False):
-        same([compiled(X, np.array(flag))], runtime(m, x=X, flag=np.array(flag)))
+        assert_close([compiled(X, np.array(flag))], runtime(m, x=X, flag=np.array(flag)))
 
 
 def test_large_data_is_not_asked_for() -> None:

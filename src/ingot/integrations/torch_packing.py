@@ -1,0 +1,147 @@
+"""Values that only the backward pass reads, in one tensor.
+
+    forward -> (y, a, b, c)      ->   forward -> (y, pack([a, b, c]))
+    backward(a, b, c, grad)      ->   backward(packed, grad), which reads unpack(packed, 0), ...
+
+A network of 50 layers saves some 300 values. Each costs an allocation, a saved variable of autograd's and a check of an
+argument: together several milliseconds of the host for a step. The programs read and write the values where they lie in
+the buffer. `pack` and `unpack` mark this in the graphs; they also compute it, for whoever runs or traces such a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from ingot.frontends.torch.tracing.layouts import Order, images_of, inverse, root_of, saved_order, source_of
+from ingot.runtime.arguments import side_by_side
+from ingot.support.dataclass import dataclass
+
+_aten = torch.ops.aten
+
+
+def pack(values: Sequence[torch.Tensor], orders: Sequence[Order]) -> torch.Tensor:
+    """The bytes of dense tensors side by side, uint8 [n]. orders: of their axes in memory."""
+    offsets, nbytes = side_by_side(map(_nbytes, values))
+    packed = torch.zeros(nbytes, dtype=torch.uint8, device=values[0].device)
+    for value, offset, order in zip(values, offsets, orders, strict=True):
+        unpack(packed, offset, value.shape, order, value.dtype).copy_(value)
+    return packed
+
+
+def unpack(packed: torch.Tensor, offset: int, shape: Sequence[int], order: Order, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor at a byte offset. order: of its axes in memory."""
+    sizes = [shape[axis] for axis in order]
+    nbytes = dtype.itemsize * torch.Size(sizes).numel()
+    return packed[offset : offset + nbytes].view(dtype).view(sizes).permute(inverse(order))
+
+
+def _nbytes(value: torch.Tensor) -> int:
+    return value.numel() * value.element_size()
+
+
+def packed_partition(partition: Callable[..., Any]) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+    """A function that partitions a step (AOTAutograd's `partition_fn`), with the values that forward saves packed."""
+
+    def partition_and_pack(
+        joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        _pack_saved(forward, backward, num_fwd_outputs)
+        return forward, backward
+
+    return partition_and_pack
+
+
+def _pack_saved(forward: fx.GraphModule, backward: fx.GraphModule, result_count: int) -> None:
+    """Pack what can be: values of known sizes that have memory of their own, and that no result is a view of."""
+    (end,) = forward.graph.find_nodes(op="output")
+    results, saved = list(end.args[0][:result_count]), list(end.args[0][result_count:])
+    readers = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    if any(not _is_static(n.meta.get("val")) for n in forward.graph.find_nodes(op="placeholder")):
+        return
+    visible = {root_of(r) for r in results if isinstance(r, fx.Node)}
+    members = [n for n in saved if _can_pack(n, readers) and n not in visible]
+    if len({n.meta["val"].device for n in members}) != 1 or len(members) < 2:
+        return
+
+    images = images_of(forward.graph)
+    values: list[torch.Tensor] = [n.meta["val"] for n in members]
+    orders = [saved_order(n, is_image=n in images) or tuple(range(n.meta["val"].dim())) for n in members]
+    offsets, nbytes = side_by_side(map(_nbytes, values))
+    with forward.graph.inserting_before(end):
+        packed = forward.graph.call_function(pack, (members, orders))
+    packed.meta["val"] = values[0].new_empty(nbytes, dtype=torch.uint8)
+    others = [n for n in saved if n not in members]
+    end.args = ((*results, packed, *others),)
+
+    first = readers[saved[0].name]
+    with backward.graph.inserting_before(first):
+        buffer = backward.graph.placeholder(packed.name)
+    buffer.meta["val"] = packed.meta["val"]
+    start = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    for node, offset, order, value in zip(members, offsets, orders, values, strict=True):
+        reader = readers[node.name]
+        with backward.graph.inserting_before(start):
+            member = backward.graph.call_function(unpack, (buffer, offset, tuple(value.shape), order, value.dtype))
+        member.meta = dict(reader.meta)
+        reader.replace_all_uses_with(member)
+        backward.graph.erase_node(reader)
+    forward.recompile()
+    backward.recompile()
+
+
+def _is_static(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+
+
+def _can_pack(node: object, readers: Mapping[str, fx.Node]) -> bool:
+    """Whether a saved value is computed by the program into memory of its own, and backward reads its elements alone.
+    readers: backward's inputs by name."""
+    if not isinstance(node, fx.Node) or node.op != "call_function" or node.name not in readers:
+        return False
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not _is_static(value) or value.layout is not torch.strided:
+        return False
+    is_written = any(getattr(getattr(user.target, "_schema", None), "is_mutable", False) for user in node.users)
+    reads_memory = any(user.target is _aten.as_strided.default for user in readers[node.name].users)
+    is_checked = not node.meta.get("saved_tensor_with_no_vc_check", False)
+    is_dense = value.numel() > 0 and not value.is_complex() and source_of(node) is None
+    return is_dense and is_checked and not is_written and not reads_memory
+
+
+def packed_result(graph: fx.Graph) -> fx.Node | None:
+    """The result of a graph that is a call of `pack`."""
+    (end,) = graph.find_nodes(op="output")
+    return next((n for n in end.args[0] if isinstance(n, fx.Node) and n.target is pack), None)
+
+
+@dataclass(frozen=True)
+class PackedInput:
+    """An input of a graph that its last inputs lie in. position: its own. orders: of the axes of each of them."""
+
+    position: int
+    orders: tuple[Order, ...]
+
+
+def cut_packed_input(graph: fx.Graph) -> PackedInput | None:
+    """Replace what `graph` unpacks by inputs of their own, the last ones."""
+    inputs = graph.find_nodes(op="placeholder")
+    position = next((i for i, n in enumerate(inputs) if any(user.target is unpack for user in n.users)), None)
+    if position is None:
+        return None
+    calls, last = list(inputs[position].users), inputs[-1]
+    for call in calls:
+        with graph.inserting_after(last):
+            last = graph.placeholder(call.name)
+        last.meta = dict(call.meta)
+        call.replace_all_uses_with(last)
+        graph.erase_node(call)
+    inputs[position].meta["is_packed"] = True
+    return PackedInput(position, tuple([cast(Order, call.args[3]) for call in calls]))
+
+
+__all__ = ["PackedInput", "cut_packed_input", "pack", "packed_partition", "packed_result", "unpack"]
