@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+pytest.importorskip("torch")
 import torch
 from torch import nn
 
