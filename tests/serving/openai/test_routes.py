@@ -245,6 +245,11 @@ CODER = (
     "</parameter>{% endfor %}</function></tool_call>{% endfor %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
+UNLISTED = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    "{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 THINKER = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] }}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
@@ -252,7 +257,7 @@ THINKER = (
 
 
 def test_calls_in_xml_and_thoughts_are_told_apart(tmp_path: Path):
-    models = {"coder": CODER, "thinker": THINKER}
+    models = {"coder": CODER, "unlisted": UNLISTED, "thinker": THINKER}
     for name in models:
         (tmp_path / name).mkdir()
     served_models = [ServedLanguageModel(n, language_model(tmp_path / n, template)) for n, template in models.items()]
@@ -268,6 +273,15 @@ def test_calls_in_xml_and_thoughts_are_told_apart(tmp_path: Path):
         facts = [one for part in parts for one in part.tool_calls or []]
         fragments = [one.function.arguments or "" for one in facts if one.function]
         assert len(facts) > 1 and "".join(fragments) == call.arguments
+
+        request |= {"model": "unlisted", "messages": [{"role": "system", "content": "Be brief."}, *CHAT]}
+        answer = api.chat.completions.create(**request)
+        assert answer.choices[0].message.tool_calls[0].function.name == "add"
+        extra = (
+            answer.usage.prompt_tokens
+            - api.chat.completions.create(**request | {"tools": [], "tool_choice": "none"}).usage.prompt_tokens
+        )
+        assert extra > len(json.dumps(ADD["function"]["parameters"])) // 4  # the tools are in the system message
 
         request = {"model": "thinker", "messages": CHAT, "temperature": 0, "max_tokens": 8}
         plain = api.chat.completions.create(**request, extra_body={"reasoning_format": "none"}).choices[0].message

@@ -80,7 +80,8 @@ class CallForm:
     keys: of the JSON object that is a call, in order; name_key, arguments_key: two of them. Without keys a call is the
     name, `middle`, and its arguments, as an object or `by_name`. takes_text: whether the template takes arguments as
     text, not as an object. in_content: whether it takes calls only as part of the content (`calls_text`). long_trigger:
-    the trigger, if the first mark of `before` is in any answer.
+    the trigger, if the first mark of `before` is in any answer. lists_tools: whether the template tells the model which
+    tools there are; else the system message has to (`instructions`).
     """
 
     before: str
@@ -94,6 +95,7 @@ class CallForm:
     by_name: ByName | None = None
     in_content: bool = False
     long_trigger: str = ""
+    lists_tools: bool = True
 
     @property
     def trigger(self) -> str:
@@ -111,6 +113,21 @@ class CallForm:
             values = [following.join(f"{key}{mark}{value!r}" for key, value in call[1].items()) for call in calls]
             texts = [name + self.middle + value for (name, _), value in zip(calls, values, strict=True)]
         return self.before + (self.between or "").join(texts) + self.after
+
+    def instructions(self, tools: Sequence[Mapping[str, Any]]) -> str:
+        """The tools and the form of a call, which is JSON or has JSON arguments, for a system message: the layout that
+        DeepSeek documents for V3.1."""
+        lines = ["## Tools", "You have access to the following tools:", ""]
+        for function in (tool["function"] for tool in tools):
+            lines += [f"### {function['name']}", f"Description: {function.get('description', '')}", ""]
+            lines += [f"Parameters: {json.dumps(function.get('parameters', {}))}", ""]
+        name, arguments = "tool_call_name", "tool_call_arguments"
+        values = {self.name_key: json.dumps(name), self.arguments_key: arguments}
+        fields = ", ".join(f"{json.dumps(key)}: {values.get(key, json.dumps(_IDS[0]))}" for key in self.keys)
+        call = f"{{{fields}}}" if self.keys else name + self.middle + arguments
+        form = (self.before + call + self.after).replace(ANY_ID, _IDS[0])
+        lines += ["IMPORTANT: ALWAYS adhere to this exact format for tool use:", form]
+        return "\n".join(lines)
 
 
 # of models whose templates list tools but leave calls in the content, by a mark of their prompts or vocabularies
@@ -131,18 +148,19 @@ def call_form(render: Render, tokenizer: Tokenizer) -> CallForm:
         prompt = render(user, _TOOLS)
     except InputError:
         prompt = ""
-    if _NAMES[0] not in prompt:
-        raise OpenAIError(400, "the model's chat template has no tools", param="tools", code="unsupported_parameter",
-                          fix="leave tools out, or serve it with a --template that has them")  # fmt: skip
+    lists_tools = _NAMES[0] in prompt
     probe = _Probe(render, tokenizer, user, prompt)
-    if (form := _form_by_name(probe)) is not None:
+    if (form := _form_by_name(probe)) is not None and lists_tools:
         return probe.distinguished(form)
     one = probe.calls(1, takes_text=False)
     takes_text = one is None or str(_ARGUMENTS[0]) in one  # refused, or in Python's notation
     one = probe.calls(1, takes_text=True) if takes_text else one
     form = None if one is None else _form(one, probe.calls(2, takes_text=takes_text), takes_text)
-    if form is not None:
-        return probe.distinguished(form)
+    if form is not None and (lists_tools or probe.has_system_messages):
+        return probe.distinguished(replace(form, lists_tools=lists_tools))
+    if not lists_tools:
+        raise OpenAIError(400, "the model's chat template has no tools", param="tools", code="unsupported_parameter",
+                          fix="leave tools out, or serve it with a --template that has them")  # fmt: skip
     marks = (mark for mark in _KNOWN_FORMS if mark in prompt or tokenizer.backend.token_to_id(mark) is not None)
     if _NAMES[0] not in (one or "") and (mark := next(marks, None)):
         return _KNOWN_FORMS[mark]
@@ -158,6 +176,13 @@ class _Probe:
     tokenizer: Tokenizer
     user: list[dict[str, str]]
     prompt: str
+
+    @property
+    def has_system_messages(self) -> bool:
+        try:
+            return _TEXT in self.render([{"role": "system", "content": _TEXT}, *self.user], None)
+        except InputError:
+            return False
 
     def distinguished(self, form: CallForm) -> CallForm:
         """The form with a trigger that answers without calls do not have, by further marks of `before`."""

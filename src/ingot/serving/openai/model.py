@@ -89,6 +89,8 @@ class ServedLanguageModel:
         if any("tool_calls" in message for message in messages):
             messages = self._with_calls(messages)
         tool_objects = [tool.model_dump(exclude_none=True) for tool in tools]
+        if tools and not (form := self._call_form()).lists_tools:
+            messages = _with_instructions(messages, form.instructions(tool_objects))
         text = self._rendered(messages, tool_objects or None, **(request.chat_template_kwargs or {}))
         reasoning = None if request.reasoning_format == "none" else self._reasoning()
         is_thinking = reasoning is not None and reasoning.is_begun(text)
@@ -265,6 +267,12 @@ def _read_arguments(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         for call in message.get("tool_calls", ()):
             call["function"]["arguments"] = _arguments(call["function"]["arguments"], index)
+
+
+def _with_instructions(messages: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The messages with a text at the end of the system message, which begins them."""
+    system = [messages[0]["content"]] if messages[0]["role"] == "system" else []
+    return [{"role": "system", "content": "\n\n".join([*system, text])}, *messages[len(system) :]]
 
 
 def _in_content(form: CallForm, message: dict[str, Any]) -> dict[str, Any]:
