@@ -30,20 +30,25 @@ def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...], target: str = H10
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize(("outs", "ins", "copied"), [(24, 5, True), (40, 33, True), (21, 5, False)])
 def test_a_strided_kernel_is_copied(dtype: DType, outs: int, ins: int, copied: bool) -> None:
-    """Not one of 21 columns, whose copy could not be loaded together either."""
+    """Not one of 21 columns for tensor cores, whose copy could not be loaded together either."""
     shapes = (2, 13, 14, ins), (outs, ins, 3, 2)
     x, w = (Input(n, TensorType(dtype, s))() for n, s in zip("xw", shapes, strict=True))
     none, one = ((0, 0), (0, 0)), (1, 1)
     y = ops.Convolution(one, none, one, one, "NHWC", "OIHW", "NHWC", dtype=f32)(x, w)
     names = _run(Graph((x, w), (y,)), dtype, *shapes)
-    assert names.count("columns") == int(copied)
+    assert names.count("columns") == int(copied or dtype == f32)
 
 
-def test_a_matrix_whose_terms_or_columns_lie_side_by_side_is_not_copied() -> None:
-    for shape, at in (((40, 64), 1), ((64, 40), 0)):
-        x, w = Input("x", TensorType(f32, (300, 64)))(), Input("w", TensorType(f32, shape))()
-        graph = Graph((x, w), (ops.DotGeneral(((), ()), ((1,), (at,)))(x, w),))
-        assert _run(graph, f32, (300, 64), shape) == ["product"]
+@pytest.mark.parametrize(("dtype", "are_terms_contiguous", "copied"), [
+    (f32, False, False), (f32, True, True), (bf16, False, False), (bf16, True, False),
+])  # fmt: skip
+def test_a_matrix_is_copied_for_multiply_adds_if_its_terms_lie_side_by_side(
+    dtype: DType, are_terms_contiguous: bool, copied: bool
+) -> None:
+    shape, axis = ((40, 64), 1) if are_terms_contiguous else ((64, 40), 0)
+    x, w = Input("x", TensorType(dtype, (300, 64)))(), Input("w", TensorType(dtype, shape))()
+    graph = Graph((x, w), (ops.DotGeneral(((), ()), ((1,), (axis,)), f32)(x, w),))
+    assert _run(graph, dtype, (300, 64), shape) == ["columns"] * copied + ["product"]
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
