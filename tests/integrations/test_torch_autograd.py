@@ -118,6 +118,22 @@ def test_retained_and_released_graphs() -> None:
         torch.autograd.grad(y, [x])
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_retained_intermediates(dynamic: bool) -> None:
+    """Also after a backward pass that retained nothing."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w).exp().sum(0)
+
+    torch._dynamo.reset()
+    run: Any = torch.compile(f, backend="ingot", fullgraph=True, dynamic=dynamic)
+    w, x = leaf(5, 3), torch.randn(4, 5)
+    check(run, f, x, w)
+    y = run(x, w).sum()
+    first, second = (torch.autograd.grad(y, [w], retain_graph=keep)[0] for keep in (True, False))
+    assert torch.equal(first, second)
+
+
 def test_double_backward_is_refused() -> None:
     x = leaf(4)
     y = compiled(torch.exp, x)(x).sum()
@@ -199,6 +215,57 @@ def test_written_inputs() -> None:
         y.sum().backward()
 
 
+class Counted(nn.Module):
+    """Buffers that a step writes, which backward needs before and after the write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-1, 1, 5))
+        self.register_buffer("count", torch.ones(5))
+        self.register_buffer("last", torch.ones(5))
+        self.count: Tensor
+        self.last: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.w * self.last.clone())
+        self.count.add_(1)
+        self.last.copy_(x + self.count)
+        return y * torch.sin(x * self.count * self.w)
+
+
+def test_backward_reads_values_of_its_forward_pass() -> None:
+    torch._dynamo.reset()
+    before = counters["ingot"]["direct_calls"]
+    net, twin = Counted(), Counted()
+    run: Any = torch.compile(net, backend="ingot", fullgraph=True)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(5)
+        results = [f(x) for f in (run, twin)]
+        gradients = [torch.autograd.grad(y.sum(), [m.w])[0] for y, m in zip(results, (net, twin), strict=True)]
+        torch.testing.assert_close(results[0], results[1])
+        torch.testing.assert_close(gradients[0], gradients[1])
+        torch.testing.assert_close([*net.buffers()], [*twin.buffers()])
+    assert counters["ingot"]["direct_calls"] == before + 1
+
+
+def test_gradients_enabled_within_no_grad() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return torch.tanh(x * w)
+
+    x, w = torch.randn(5), leaf(5)
+    torch._dynamo.reset()
+    before = counters["ingot"]["direct_calls"]
+    run: Any = torch.compile(f, backend="ingot", fullgraph=True)
+    for _ in range(3):
+        with torch.no_grad():
+            y = run(x, w)
+        (gradient,) = torch.autograd.grad(y.sum(), [w])
+        torch.testing.assert_close(gradient, x * (1 - y.detach().square()))
+    assert counters["ingot"]["direct_calls"] == before + 1
+
+
 def test_moments_of_a_batch_norm() -> None:
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3)) for _ in range(2)]
@@ -261,6 +328,21 @@ def test_what_aot_autograd_keeps() -> None:
     w = leaf(6)
     run = compiled(lambda x, w: x.exp() + w.detach(), x, w, is_direct=False)
     assert torch.autograd.grad(run(x, w).sum(), [w], allow_unused=True) == (None,)
+
+
+def test_parts_in_eager_pytorch_ignore_the_callers_autocast() -> None:
+    """As AOTAutograd's callable does: the graph has the casts of the regions that it was traced from."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return torch.conv_tbc(x, w, torch.zeros(5), 1).tanh()
+
+    x, w = torch.randn(6, 2, 4), leaf(3, 4, 5)
+    torch._dynamo.reset()
+    run: Any = torch.compile(f, backend="ingot", fullgraph=True, options={"fallback": "eager"})
+    with torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            check(run, f, x, w)
 
 
 def test_other_shapes_have_calls_of_their_own() -> None:

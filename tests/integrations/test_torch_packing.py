@@ -128,6 +128,21 @@ def test_values_of_open_sizes_are_separate() -> None:
         torch.testing.assert_close(gradients_of((y,), net), gradients_of((net(x),), net))
 
 
+def test_values_beside_those_whose_size_the_run_finds_are_separate() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x * w)[x > 0].sin().sum() * w
+
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="ingot", fullgraph=True)
+    w = torch.randn(6, 8, dtype=torch.float64).requires_grad_()
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for bound in (0.5, -0.5, -9, 9):
+            x = torch.randn(6, 8, dtype=torch.float64) - bound
+            results = [call(x, w) for call in (compiled, f)]
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(*(torch.autograd.grad(y.sin().sum(), [w])[0] for y in results))
+
+
 def test_unpacking_reverses_packing() -> None:
     values = [
         torch.randn(2, 3, 4, 5), torch.randn(3, 2, dtype=torch.float64).t(), torch.tensor(2.5),

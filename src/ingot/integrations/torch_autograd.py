@@ -58,7 +58,8 @@ class DirectCalls:
         """`compiled`, AOTAutograd's callable, or, once a call has shown that it may be replaced, the direct one."""
 
         def call(*args: Any) -> Any:
-            if self._apply is not None:
+            # AOTAutograd's callable enables gradients, for a part of a function that does so within `no_grad`
+            if self._apply is not None and torch.is_grad_enabled():
                 return self._apply(*args)
             results = compiled(*args)
             # DistributedDataParallel's optimizer makes the first call, with tensors that have no memory
@@ -111,7 +112,6 @@ class DirectCalls:
         sizes_slice = metadata.symints_saved_for_backwards_slice
         open_saved = [*metadata.dynamic_saved_tensors_idxs.items()]
         open_outputs = [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
-        written = [*metadata.mutated_graph_handled_indices_seen_by_autograd]
         constant = [i for i, o in enumerate(metadata.output_info) if not o.requires_grad]
         metas = iter(metadata.subclass_tangent_meta)
         cotangents = [
@@ -152,16 +152,7 @@ class DirectCalls:
                 ctx.maybe_clear_saved_tensors()
                 return tuple(backward_program(inputs))
 
-        apply: Callable[..., Any] = CompiledFunction.apply
-        if not written:
-            return apply
-
-        def apply_and_count(*args: Any) -> Any:
-            results = apply(*args)
-            torch.autograd.graph.increment_version([args[i] for i in written])
-            return results
-
-        return apply_and_count
+        return CompiledFunction.apply
 
 
 @dataclass(frozen=True)

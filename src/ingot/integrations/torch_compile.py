@@ -124,6 +124,7 @@ def ingot_backend(
     calls = DirectCalls()
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        _allow_retained_graphs()
         fixed = frozen - _mutated_inputs()
         names.update(n.name for i, n in enumerate(placeholders(gm.graph)) if i in fixed)
         leaf_strides.update(_leaf_strides(gm.graph))
@@ -153,7 +154,9 @@ def ingot_backend(
             decompositions=table,
             keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
-    return compiled if calls.forward is None or isinstance(module, GmWrapper) else calls.wrap(compiled)
+    # parts in eager PyTorch need the settings that AOTAutograd's callable makes for them
+    is_called_by_torch = calls.forward is None or splits or isinstance(module, GmWrapper)
+    return compiled if is_called_by_torch else calls.wrap(compiled)
 
 
 @cache
@@ -220,6 +223,13 @@ def _mutated_inputs() -> frozenset[int]:
         return frozenset()
     inputs = enumerate(context.fw_metadata.input_info)
     return frozenset(i for i, info in inputs if info.mutates_data or info.mutates_storage_metadata)
+
+
+def _allow_retained_graphs() -> None:
+    """Tell AOTAutograd that backward programs do not write into saved values, so that a graph may be retained."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 _ALIGN_BYTES = 16  # bytes of the addresses of what is written in place

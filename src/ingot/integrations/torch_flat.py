@@ -107,7 +107,8 @@ def import_flat(
     equal = {**equal, **{symbol: sympy.Integer(value) for symbol, value in named.items()}}
     sizes = Sizes(equal=equal, reads=data_reads(module.graph))
     ranges = {} if environment is None else environment.var_to_range
-    sizes.begin(ranges)
+    values_of_inputs = (n.meta.get("val") for n in placeholders(module.graph))
+    sizes.begin(ranges, [v.node.expr for v in values_of_inputs if isinstance(v, torch.SymInt)])
     importer = Importer(sizes, is_final=True)
     inputs: list[Node] = []
     state: dict[int, Node] = {}

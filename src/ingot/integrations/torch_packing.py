@@ -61,7 +61,10 @@ def _pack_saved(forward: fx.GraphModule, backward: fx.GraphModule, result_count:
     (end,) = forward.graph.find_nodes(op="output")
     results, saved = list(end.args[0][:result_count]), list(end.args[0][result_count:])
     readers = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
-    if any(not _is_static(n.meta.get("val")) for n in forward.graph.find_nodes(op="placeholder")):
+    inputs = forward.graph.find_nodes(op="placeholder")
+    # sizes that the run finds are ints of the graph
+    has_ints = any(isinstance(n.meta.get("val"), torch.SymInt) for n in forward.graph.nodes)
+    if has_ints or any(not _is_static(n.meta.get("val")) for n in inputs):
         return
     visible = {root_of(r) for r in results if isinstance(r, fx.Node)}
     members = [n for n in saved if _can_pack(n, readers) and n not in visible]

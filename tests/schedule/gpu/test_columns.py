@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ml_dtypes import uint4
 
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input
-from ingot.ir.types import DType, TensorType, bf16, f32
+from ingot.ir.node import Graph, Input, const
+from ingot.ir.types import DType, TensorType, bf16, f16, f32
 from ingot.schedule.axes import Axis
 from ingot.schedule.gpu.contraction.reduction import TermBlocks
 from ingot.targets.cuda.triton import print_kernel
@@ -97,3 +98,16 @@ def test_terms_of_a_kernels_gradient_in_blocks(
     blocks = TermBlocks.of(axes, 64) or TermBlocks.of(axes, 32)
     assert (blocks and tuple(x.extent for x in blocks.inner)) == block
     assert ("mask" in print_kernel(product).text.split("tl.dot")[0]) == (block is None)
+
+
+@pytest.mark.parametrize(("blocks", "block"), [(4, 64), (16, 24)])
+def test_levels_keep_their_order_beside_rows_that_are_contiguous(blocks: int, block: int) -> None:
+    """Blocks of 24 levels do not divide a k-step, which then has parts of several."""
+    rng, columns, rows = np.random.default_rng(0), 64, 48
+    shape, depth = (columns, blocks, block), blocks * block
+    q, zero = (const(rng.integers(0, 16, s).astype(uint4)) for s in (shape, (*shape[:2], 1)))
+    scale = const(rng.normal(size=(*shape[:2], 1)).astype(np.float16))
+    w = ops.reshape(ops.Dequantize()(q, zero, scale), (columns, depth))
+    x = Input("x", TensorType(f16, (depth, rows)))()
+    graph = Graph((x,), (ops.DotGeneral(((), ()), ((0,), (1,)), dtype=f32)(x, w),))
+    assert _run(graph, f16, (depth, rows)) == ["product"]

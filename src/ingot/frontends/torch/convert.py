@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from fractions import Fraction
 from functools import reduce
 from math import prod
@@ -152,15 +152,18 @@ class Sizes:
         self._dims: dict[sympy.Basic, DimLike] = {}
         self.required: list[Dim] = []
         self.values: dict[str, tuple[Node, DimLike]] = {}
+        self._given = frozenset[str]()
         self._spans: dict[str, ValueRanges] = {}
         self._computed_count = 0
 
     def progression(self, symbol_name: str) -> Progression:
         return self._among.get(symbol_name, Progression(1, 0))
 
-    def begin(self, spans: Mapping[sympy.Symbol, ValueRanges]) -> None:
-        """Start a graph: no run-time size is known yet. spans: torch's ranges of all symbols."""
+    def begin(self, spans: Mapping[sympy.Symbol, ValueRanges], given: Collection[sympy.Basic] = ()) -> None:
+        """Start a graph: no run-time size is known yet. spans: torch's ranges of all symbols. given: symbols that are
+        inputs, though they were values of tensors: a backward graph gets what forward read."""
         self.values, self._spans = {}, {str(s): span for s, span in spans.items()}
+        self._given = frozenset(map(str, given))
 
     def computed_size(
         self, value: Node, max_size: DimLike | None, like: DimLike | None, spanned: bool = True
@@ -205,7 +208,7 @@ class Sizes:
         )
 
     def name(self, symbol_name: str) -> str:
-        if _DATA_SYMBOL.match(symbol_name):
+        if _DATA_SYMBOL.match(symbol_name) and symbol_name not in self._given:
             span = self._spans.get(symbol_name)
             low = None if span is None else finite(span.lower)
             return f"{COMPUTED_PREFIX}{symbol_name}" + ("" if low is not None and low >= 0 else _NUMBER_SUFFIX)

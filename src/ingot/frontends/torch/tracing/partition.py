@@ -7,6 +7,7 @@ The minimal cut is torch's (min_cut_rematerialization_partition). Before it, rew
     unbind(x)[1]                      ->   select(x, 1), and likewise split: views that torch does not recognize
     native_batch_norm_backward(.., mean, variance, .., train=True)   ->   with None for the two, as they are not read
     a = x * 2; b = x * 2              ->   only a; torch's pass for this imports Inductor, which takes half a second
+    y = f(p); copy_(p, z)             ->   f(clone(p)), which is saved where needed: backward would read z as p
 
 Views are never saved, as recomputing them is free, while saving a view of a channels-last image would copy it.
 Random draws inside a checkpoint are always saved: recomputing would draw other numbers.
@@ -40,11 +41,14 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
     _ask_results(joint.graph)
     _keep_draws(joint.graph)
     _merge_equal(joint.graph)
+    _clone_written(joint.graph)
     joint.recompile()
     with config.patch(recompute_views=True, cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _drop_kept_views(forward, backward, options["num_fwd_outputs"])
     _drop_kept_constants(forward, backward, options["num_fwd_outputs"])
+    _drop_copies(forward.graph)
+    forward.recompile()
     return forward, backward
 
 
@@ -120,6 +124,20 @@ def _drop_copies(graph: fx.Graph) -> None:
             if not node.kwargs and all(user.op != "output" for user in node.users):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)
+
+
+def _clone_written(graph: fx.Graph) -> None:
+    """Have all ops read copies of the inputs that the graph writes, which backward must not recompute."""
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    writes = (_aten.copy_.default, _aten.set_.source_Tensor)
+    for p in dict.fromkeys(n.args[0] for n in graph.nodes if n.target in writes):
+        if isinstance(p, fx.Node) and p.op == "placeholder":
+            with graph.inserting_before(first):
+                copied = graph.call_function(_aten.clone.default, (p,))
+            copied.meta = {"val": p.meta["val"].clone(), "recompute": CheckpointPolicy.MUST_SAVE}
+            readers = [user for user in p.users if user is not copied and user.target not in writes]
+            for user in readers:
+                user.replace_input_with(p, copied)
 
 
 def _drop_running_statistics(graph: fx.Graph) -> None:
