@@ -180,6 +180,15 @@ def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(total) & (error != 0) & is_even, nudged, total).astype(f32.numpy)
 
 
+def dot(e: k.Dot, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Raises VerifyError for elements of a beyond `e.a_max`."""
+    if e.dtype.is_float:
+        return fma32(a[::2], b[::2], fma32(a[1::2], b[1::2], c))
+    if e.a_max is not None and a.max() > e.a_max:
+        raise VerifyError("dot", expected=f"elements of at most {e.a_max}", got=a.max())
+    return c + (a.astype(np.int64) * b).reshape(e.lanes, -1).sum(1)
+
+
 def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.array([_exact_fma(*v) for v in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)], np.float64)
 
