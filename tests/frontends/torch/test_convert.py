@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+pytest.importorskip("torch")
+import sympy
+
+from ingot.frontends.torch.convert import Sizes
+from ingot.ir.dims import substitute
+
+_a, _b = sympy.symbols("s0 s1", integer=True, positive=True)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        _a < _b, _a <= _b, _a > _b, _a >= _b, sympy.Eq(_a, _b), sympy.Ne(_a, _b), sympy.And(_a > 2, _b > 3),
+        sympy.Or(_a > 2, sympy.Eq(_b, 2)), sympy.Not(sympy.And(_a > 2, _b > 3)), sympy.Not(sympy.Or(_a > 2, _b < _a)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_pieces_of_a_size(condition: sympy.Basic) -> None:
+    e = sympy.Piecewise((_a * 2 + _b, condition), (_a * _b, _a > 3), (7, True))
+    size = Sizes().expression(e)
+    for a, b in product(range(1, 6), repeat=2):
+        assert substitute(size, {"s0": a, "s1": b}) == int(e.subs({_a: a, _b: b})), (a, b)
