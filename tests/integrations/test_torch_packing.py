@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch.nn import functional as F
 
 from ingot.integrations.torch_packing import pack, unpack
@@ -110,7 +111,7 @@ def test_saved_tensors_may_be_moved_meanwhile(example: Any) -> None:
 def test_compiled_autograd_traces_what_is_unpacked(example: Any) -> None:
     net, compiled, x, expected = example
     loss = loss_of(compiled(x))
-    with torch._dynamo.compiled_autograd._enable(lambda gm: torch.compile(gm, backend="ingot", fullgraph=True)):
+    with compiled_autograd._enable(lambda gm: torch.compile(gm, backend="ingot", fullgraph=True)):
         loss.backward()
     grads = [p.grad for p in net.parameters()]
     net.zero_grad()
