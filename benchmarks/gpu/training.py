@@ -6,26 +6,24 @@
 
 Each pair of a network and an engine runs in a process of its own under a time limit and appends one JSON line to the
 file: seconds to the first step, the median milliseconds of a step over bursts, peak memory, losses, and the kernels
-that take the longest. A later run goes on with the same file. With --together all are compiled at once, which says
-nothing of seconds to the first step and of memory, and measured one after the other. Images are channels last.
-float16 trains with a GradScaler, float32 with products as PyTorch is set (no TF32).
+that take the longest. A later run goes on with the same file. With --warm all are compiled at once before, into the
+caches of both engines: the first steps are then those of a second start. Each pair is measured alone on the machine,
+as other processes slow the host down. Images are channels last. float16 trains with a GradScaler, float32 with
+products as PyTorch is set (TF32 in convolutions alone).
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +102,8 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }
 
 
-def measure(name: str, engine: str, precision: str, seed: int, lock: int | None) -> dict[str, Any]:
-    """One network under one engine: the figures of its line. lock: a file that is shared until all have compiled."""
+def measure(name: str, engine: str, precision: str, seed: int, steps: int = LOSS_STEPS) -> dict[str, Any]:
+    """One network under one engine: the figures of its line. steps: whose losses are told; 1: the first alone."""
     torch.manual_seed(seed)
     dtype = PRECISIONS[precision]
     net, x, y = NETWORKS[name]()
@@ -131,11 +129,10 @@ def measure(name: str, engine: str, precision: str, seed: int, lock: int | None)
     start = time.perf_counter()
     losses = [float(step())]
     first = time.perf_counter() - start
-    losses += [float(step()) for _ in range(LOSS_STEPS - 1)]
+    if steps == 1:
+        return {"network": name, "engine": engine, "first_s": round(first, 1)}
+    losses += [float(step()) for _ in range(steps - 1)]
     torch.cuda.synchronize()
-    if lock is not None:
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        fcntl.flock(lock, fcntl.LOCK_EX)
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     step()
@@ -143,11 +140,10 @@ def measure(name: str, engine: str, precision: str, seed: int, lock: int | None)
     count = max(3, round(BURST_SECONDS / (time.perf_counter() - start)))
     times = [_burst(step, count) for _ in range(BURSTS)]
     free, total = torch.cuda.mem_get_info()
-    memory = None if lock is not None else round((total - free) / 1e6)  # of all processes
     return {
         "network": name, "engine": engine, "precision": precision, "seed": seed,
         "ms": round(1e3 * statistics.median(times), 3), "first_s": round(first, 1),
-        "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": memory,
+        "allocated_mb": round(torch.cuda.max_memory_allocated() / 1e6), "device_mb": round((total - free) / 1e6),
         "skips": _cudagraph_skips() if engine == "cudagraphs" else 0, "losses": losses, **_kernels(step),
     }  # fmt: skip
 
@@ -188,41 +184,35 @@ def _kernels(step: Callable[[], Any]) -> dict[str, Any]:
     return {"busy_ms": round(sum(total.values()), 3), "kernels": sum(calls.values()) // steps, "longest": longest}
 
 
-def run(pairs: Sequence[tuple[str, str]], precision: str, seed: int, file: Path, seconds: float) -> None:
-    """Measure networks under engines, each in a process of its own, which is killed with its children after
-    `seconds`."""
-    processes: list[subprocess.Popen[str]] = []
-    with tempfile.NamedTemporaryFile() as shared:
-        for name, engine in pairs:
-            command = [sys.executable, "-m", "benchmarks.gpu.training", "--measure", "--only", name, "--engine", engine]
-            command += ["--precision", precision, "--seed", str(seed)]
-            with open(shared.name) as lock:  # each process has a lock of its own on the file
-                if len(pairs) > 1:
-                    fcntl.flock(lock, fcntl.LOCK_SH)
-                    command += ["--lock", str(lock.fileno())]
-                processes.append(
-                    subprocess.Popen(
-                        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                        pass_fds=(lock.fileno(),),
-                    )
-                )  # fmt: skip
-        end = time.monotonic() + seconds
-        with ThreadPoolExecutor(len(pairs)) as threads:
-            lines = threads.map(lambda process: _line(process, end), processes)
-            for (name, engine), line in zip(pairs, lines, strict=True):
-                if line.startswith("{"):
-                    text = line
-                else:
-                    text = json.dumps({"network": name, "engine": engine, "precision": precision, "error": line[:300]})
-                with file.open("a") as f:
-                    f.write(text + "\n")
-                print(text[:400], flush=True)
+def run(pairs: Sequence[tuple[str, str]], options: argparse.Namespace) -> None:
+    """Measure networks under engines, each alone in a process, which is killed with its children after
+    `options.seconds`."""
+    if options.warm:
+        processes = [_start(pair, options, "--compile") for pair in pairs]
+        end = time.monotonic() + options.seconds
+        for (name, engine), process in zip(pairs, processes, strict=True):
+            print(f"{name}, {engine}: {_line(process, end)[:200]}", flush=True)
+    for name, engine in pairs:
+        line = _line(_start((name, engine), options, "--measure"), time.monotonic() + options.seconds)
+        if not line.startswith("{"):
+            row = {"network": name, "engine": engine, "precision": options.precision, "error": line[:300]}
+            line = json.dumps(row)
+        with options.file.open("a") as f:
+            f.write(line + "\n")
+        print(line[:400], flush=True)
+
+
+def _start(pair: tuple[str, str], options: argparse.Namespace, what: str) -> subprocess.Popen[str]:
+    name, engine = pair
+    command = [sys.executable, "-m", "benchmarks.gpu.training", what, "--only", name, "--engine", engine]
+    command += ["--precision", options.precision, "--seed", str(options.seed)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
 
 def _line(process: subprocess.Popen[str], end: float) -> str:
     """The line of a measurement, or its error."""
     try:
-        out, err = process.communicate(timeout=end - time.monotonic())
+        out, err = process.communicate(timeout=max(end - time.monotonic(), 0.1))
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         return "killed, as the time was over"
@@ -262,18 +252,17 @@ def main() -> None:
     parser.add_argument("--precision", choices=PRECISIONS, default="bfloat16")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="print the table of the file")
-    parser.add_argument("--together", action="store_true", help="compile all at once, measure one after the other")
+    parser.add_argument("--warm", action="store_true", help="compile all at once first, into the caches")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(options.only, options.engine, options.precision, options.seed, options.lock)))
+    if options.measure or options.compile:
+        steps = 1 if options.compile else LOSS_STEPS
+        print(json.dumps(measure(options.only, options.engine, options.precision, options.seed, steps)))
     elif options.table:
         print(table(options.file))
     else:
-        pairs = [(n, e) for n in options.only.split(",") for e in options.engine.split(",")]
-        for group in [pairs] if options.together else [[pair] for pair in pairs]:
-            run(group, options.precision, options.seed, options.file, options.seconds)
+        run([(n, e) for n in options.only.split(",") for e in options.engine.split(",")], options)
 
 
 if __name__ == "__main__":

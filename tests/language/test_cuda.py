@@ -93,10 +93,10 @@ def test_tokens_of_a_call_are_one_loop_of_a_graph(sampling: Sampling, monkeypatc
         driver.log.clear()
         return count
 
-    assert reads() == 11, "whether there is a chunk, twice, its sizes, twice, each with a flag; then three results"
+    assert reads() == 5, "where the chunk begins, with a flag; then three results"
     got, want = (s.step([*ids, *got], 11, 3, sampling)[0] for s in sessions)
     assert got == want
-    assert reads() == 5, "that there is no chunk; then three results"
+    assert reads() == 3, "the results: the call is one graph"
 
 
 def test_a_step_of_many_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
+from ingot.ir.dims import Interval, is_computed
 from ingot.ir.node import Graph, Node, Op
 from ingot.ir.types import DType, f32
 from ingot.passes.bodies import in_bodies
@@ -81,8 +83,14 @@ class Choices:
     height: Height = always_dense
 
 
-def common_passes(options: Options, choices: Choices, outer: frozenset[str] = frozenset()) -> tuple[NamedPass, ...]:
-    """Return the passes in order. outer: the symbols of the graphs that enclose a body."""
+def common_passes(
+    options: Options,
+    choices: Choices,
+    outer: frozenset[str] = frozenset(),
+    limits: Mapping[str, Interval] = MappingProxyType({}),
+) -> tuple[NamedPass, ...]:
+    """Return the passes in order. outer: the symbols of the graphs that enclose a body. limits: the bounds of those
+    that a call tells."""
     simplified = partial(simplify, fast_math=options.fast_math)
     bound = partial(bound_sizes, outer=outer)
     precision = partial(
@@ -100,10 +108,10 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
     aligned = partial(align_rows, alignment_bytes=choices.row_alignment_bytes)
 
     def bodies(graph: Graph) -> Graph:
-        outer_symbols = outer.union(graph.symbols())
-        return in_bodies(
-            graph, lambda body: optimize(body, common_passes(options, choices, outer_symbols), outer=outer_symbols)
-        )
+        symbols = outer.union(graph.symbols())
+        bounds = {**limits, **{name: (low, high) for name, low, high in graph.bounds if not is_computed(name)}}
+        passes = common_passes(options, choices, symbols, bounds)
+        return in_bodies(graph, lambda body: optimize(body, passes, outer=symbols))
 
     return (
         *choices.target_passes,
@@ -119,7 +127,7 @@ def common_passes(options: Options, choices: Choices, outer: frozenset[str] = fr
         ("lower", lambda g: lower_model_ops(g, choices.kept_ops, choices.has_kernel)),
         *(() if choices.packs_signs else (("unpack_signs", unpack_signs),)),
         ("bound_lowered", bound),  # by the reads of lowered ops
-        ("check_in_run", partial(check_in_run, outer=outer)),
+        ("check_in_run", partial(check_in_run, outer=outer, limits=limits)),
         ("quantized", quantized),
         ("fold", fold_constants),
         ("simplify", simplified),

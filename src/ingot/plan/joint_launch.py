@@ -66,11 +66,11 @@ class PendingGroups:
         return self.launches[key]
 
 
-__all__ = ["Join", "PendingGroup", "PendingGroups"]
-
-
 def operands_exist(groups: Sequence[PendingGroup]) -> DimLike:
     """1 for sizes for which all operands of the groups exist, else 0. The sizes of a loop's body are checked only at
     its end, so its groups must not run before with sizes that do not exist."""
     nodes = [n for g in groups if isinstance(g.node.op, Group) for n in g.node.op.body.nodes()]
     return product(dim_min(dim_max(room + 1, 0), 1) for n in nodes for room in violable_constraints(n))
+
+
+__all__ = ["Join", "PendingGroup", "PendingGroups", "operands_exist"]

@@ -116,12 +116,17 @@ class Linker:
 
     @property
     def steps(self) -> list[rt.Step]:
-        """All steps so far, after which the next launch begins."""
+        """All steps so far: to read them ends the serial launch."""
         if self.serial.kernels:
             kernel, args, name = self.serial.take()
             self.sizes.add_step_dims(len(self._steps), (1, 1))
             self._steps.append(rt.Step(self.symbol(kernel), args, (), 1, name, 1))
         return self._steps
+
+    def _next_step(self) -> int:
+        """The number of the step that the next launch begins with; 0 in graphs of control flow, whose launches are not
+        recorded and may continue the serial launch."""
+        return 0 if self.depth else len(self.steps)
 
     def link(self) -> None:
         for i, n in enumerate(self.graph.inputs):
@@ -196,7 +201,7 @@ class Linker:
         assert isinstance(group, Group)
         if any(category(n.op) in UNFUSED for n in group.body.nodes()):
             self._launch_pending()
-            first = 0 if self.depth else len(self.steps)
+            first = self._next_step()
             ins, outs, _ = self._layouts(node)
             launch_control(self, node, ins, outs)
             self._record_launch(node, first)
@@ -241,7 +246,7 @@ class Linker:
             "out": [r for g in groups for r in g.node.results],
         }
         packed = [self._weight(self._constant(groups[0].node, p), p) for p in lowered.packs]
-        first = 0 if self.depth else len(self.steps)
+        first = self._next_step()
         name = " | ".join(label(g.node) for g in groups)
         enabled = operands_exist(groups) if self.depth else 1
         self.append(lowered, lambda a: self.buffer(operands[a.kind][a.index]), packed, name, enabled)

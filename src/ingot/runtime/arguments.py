@@ -162,6 +162,9 @@ class Arguments:
         values = [tuple(self._host_value(i, arrays[i]).reshape((-1,)).tolist()) for i in self._size_inputs]
         input_shapes = [array.shape for array in arrays]
         if self._packed_shapes:
+            spec = self._adapters[-1].spec  # of a size that binding does not see
+            if tuple(arrays[-1].shape) != spec.shape:
+                raise InputError(f"input {spec.name!r}", expected=f"{spec.shape[0]} bytes", got=list(arrays[-1].shape))
             input_shapes[-1:] = self._packed_shapes
             resident[-1:] = resident[-1:] * len(self._packed_shapes)
         shapes = (*input_shapes, *self._state, *values)

@@ -235,7 +235,7 @@ class Binding:
         except VerifyError as error:
             raise ArtifactError(f"the plan is malformed: {error}", fix="compile the model again") from error
         self.layout = Layout(program, self.spans)
-        self.sizes = np.zeros(len(program.sizes), np.int64)
+        self.sizes = np.full(len(program.sizes), _UNSET_SIZE)
         self.output_shapes: list[Shape] = [
             tuple(span(dim, self.spans)[1] for dim in spec.shape) for spec in program.outputs
         ]

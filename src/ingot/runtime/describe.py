@@ -18,6 +18,7 @@ from ingot.runtime.cuda.flow import (
     nested_items,
     pieces,
     sized,
+    unrolled,
 )  # fmt: skip
 from ingot.runtime.expr import show, span
 from ingot.runtime.program import Buffer, Program
@@ -54,13 +55,14 @@ def graphs(program: Program) -> list[str]:
         return []
     items, depends = flow(program), sized(program)
     names = {b.id: program.sizes[b.index].name for b in program.buffers if b.kind == "size"}
-    notes: list[tuple[int, str]] = []
-
-    def is_unrolled(loop: Loop) -> bool:
-        return loop.trip_count is not None
+    notes = [
+        (item.at, f"  the loop that step {item.at} leaves makes {show(item.trip_count)} turns")
+        for item in nested_items(items)
+        if isinstance(item, Loop) and item.trip_count is not None
+    ]
 
     def fits_one_graph(item: Item) -> bool:
-        return fits(item, ELSE_VERSION, depends, is_unrolled)
+        return fits(item, ELSE_VERSION, depends)
 
     def count(items: Flow) -> int:
         """The number of graphs, where the host interprets the flow between them."""
@@ -81,7 +83,7 @@ def graphs(program: Program) -> list[str]:
                     total += 1
         return total
 
-    total = count(items)
+    total = count(unrolled(items, lambda loop: None if loop.trip_count is None else 1))
     return [f"{total} CUDA graph{'s' if total != 1 else ''}", *(line for _, line in sorted(notes))]
 
 
@@ -91,9 +93,7 @@ _HOSTED = "the host waits at step {at} for the flag of a {what}, inside which th
 def _conditional_notes(items: Flow) -> Iterator[tuple[int, str]]:
     """Notes on the loops and branches inside a graph."""
     for item in nested_items(items):
-        if isinstance(item, Loop) and item.trip_count is not None:
-            yield item.at, f"  the loop that step {item.at} leaves makes {show(item.trip_count)} turns"
-        elif isinstance(item, Loop):
+        if isinstance(item, Loop):
             yield item.at, f"  the loop that step {item.at} leaves is a WHILE node{_older(WHILE_VERSION)}"
         elif isinstance(item, Branch):
             min_version = ELSE_VERSION if item.otherwise else WHILE_VERSION

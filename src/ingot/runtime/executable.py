@@ -75,7 +75,7 @@ class Executable:
         program = self.program
         if not shapes and not program.symbols:
             shapes = static_shapes(program.inputs)
-        count, state = len(self.inputs), (s.shape for s in program.state)
+        count, state = len(program.inputs), (s.shape for s in program.state)
         binding_shapes = (*shapes[:count], *state, *shapes[count:])
         return describe.plan(program, Binding(program, binding_shapes) if shapes else None)
 

@@ -246,6 +246,8 @@ def test_dot_of_bytes() -> None:
     assert dot([255] * 4, [-128] * 4, 5) == 5 - 4 * 255 * 128
     assert dot([0, 1, 2, 255], [127, -1, 3, 127], 7) == 7 - 1 + 6 + 255 * 127
     assert dot([255] * 4, [-128] * 4, -(2**31)) == 2**31 - 4 * 255 * 128
+    with pytest.raises(VerifyError, match="at most 3"):
+        value_of(k.dot(k.lit(4, u8, 4), k.lit(1, i8, 4), k.lit(0, i32), a_max=3))
 
 
 def test_dot_of_pairs_of_16_bits() -> None:

@@ -11,7 +11,7 @@ from ingot import ops
 from ingot.ir.dims import DimLike, symbol
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, i64
-from ingot.passes.model.bound_sizes import bound_sizes
+from ingot.passes.model.bound_sizes import bound_sizes, check_in_run
 from ingot.pipeline.build import build_program
 from ingot.runtime.executor import CompiledModel
 from ingot.support.errors import ImportModelError, InputError, ShapeError
@@ -174,3 +174,13 @@ def test_bounds_that_hold_0_are_in_the_symbols() -> None:
     g = bound_sizes(Graph((x,), (ops.Exp()(x),), bounds=(("n", 0, None),)))
     assert g.inputs[0].shape == (EMPTY, 4) and g.bounds == (("n", 0, None),)
     assert bound_sizes(g) is g
+
+
+@pytest.mark.parametrize(("low", "is_checked"), [(None, True), (4, True), (5, False)])
+def test_a_body_checks_what_the_bounds_around_it_leave_open(low: int | None, is_checked: bool) -> None:
+    x = arg("x", N)
+    body = graph(x, *ops.TopK(5, 0)(x).results)
+    limits = {} if low is None else {"n": (low, None)}
+    assert [name for name, _ in check_in_run(body, frozenset({"n"}), limits).sizes] == (
+        ["$elements_to_read1"] if is_checked else []
+    )

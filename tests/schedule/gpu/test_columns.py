@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ml_dtypes import uint4
 
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input
-from ingot.ir.types import DType, TensorType, bf16, f32
+from ingot.ir.node import Graph, Input, const
+from ingot.ir.types import DType, TensorType, bf16, f16, f32
 from ingot.schedule.axes import Axis
 from ingot.schedule.gpu.contraction.reduction import TermBlocks
 from ingot.targets.cuda.triton import print_kernel
@@ -29,20 +30,25 @@ def _run(graph: Graph, dtype: DType, *shapes: tuple[int, ...], target: str = H10
 @pytest.mark.parametrize("dtype", [f32, bf16])
 @pytest.mark.parametrize(("outs", "ins", "copied"), [(24, 5, True), (40, 33, True), (21, 5, False)])
 def test_a_strided_kernel_is_copied(dtype: DType, outs: int, ins: int, copied: bool) -> None:
-    """Not one of 21 columns, whose copy could not be loaded together either."""
+    """Not one of 21 columns for tensor cores, whose copy could not be loaded together either."""
     shapes = (2, 13, 14, ins), (outs, ins, 3, 2)
     x, w = (Input(n, TensorType(dtype, s))() for n, s in zip("xw", shapes, strict=True))
     none, one = ((0, 0), (0, 0)), (1, 1)
     y = ops.Convolution(one, none, one, one, "NHWC", "OIHW", "NHWC", dtype=f32)(x, w)
     names = _run(Graph((x, w), (y,)), dtype, *shapes)
-    assert names.count("columns") == int(copied)
+    assert names.count("columns") == int(copied or dtype == f32)
 
 
-def test_a_matrix_whose_terms_or_columns_lie_side_by_side_is_not_copied() -> None:
-    for shape, at in (((40, 64), 1), ((64, 40), 0)):
-        x, w = Input("x", TensorType(f32, (300, 64)))(), Input("w", TensorType(f32, shape))()
-        graph = Graph((x, w), (ops.DotGeneral(((), ()), ((1,), (at,)))(x, w),))
-        assert _run(graph, f32, (300, 64), shape) == ["product"]
+@pytest.mark.parametrize(("dtype", "are_terms_contiguous", "copied"), [
+    (f32, False, False), (f32, True, True), (bf16, False, False), (bf16, True, False),
+])  # fmt: skip
+def test_a_matrix_is_copied_for_multiply_adds_if_its_terms_lie_side_by_side(
+    dtype: DType, are_terms_contiguous: bool, copied: bool
+) -> None:
+    shape, axis = ((40, 64), 1) if are_terms_contiguous else ((64, 40), 0)
+    x, w = Input("x", TensorType(dtype, (300, 64)))(), Input("w", TensorType(dtype, shape))()
+    graph = Graph((x, w), (ops.DotGeneral(((), ()), ((1,), (axis,)), f32)(x, w),))
+    assert _run(graph, dtype, (300, 64), shape) == ["columns"] * copied + ["product"]
 
 
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
@@ -92,3 +98,16 @@ def test_terms_of_a_kernels_gradient_in_blocks(
     blocks = TermBlocks.of(axes, 64) or TermBlocks.of(axes, 32)
     assert (blocks and tuple(x.extent for x in blocks.inner)) == block
     assert ("mask" in print_kernel(product).text.split("tl.dot")[0]) == (block is None)
+
+
+@pytest.mark.parametrize(("blocks", "block"), [(4, 64), (16, 24)])
+def test_levels_keep_their_order_beside_rows_that_are_contiguous(blocks: int, block: int) -> None:
+    """Blocks of 24 levels do not divide a k-step, which then has parts of several."""
+    rng, columns, rows = np.random.default_rng(0), 64, 48
+    shape, depth = (columns, blocks, block), blocks * block
+    q, zero = (const(rng.integers(0, 16, s).astype(uint4)) for s in (shape, (*shape[:2], 1)))
+    scale = const(rng.normal(size=(*shape[:2], 1)).astype(np.float16))
+    w = ops.reshape(ops.Dequantize()(q, zero, scale), (columns, depth))
+    x = Input("x", TensorType(f16, (depth, rows)))()
+    graph = Graph((x,), (ops.DotGeneral(((), ()), ((0,), (1,)), dtype=f32)(x, w),))
+    assert _run(graph, f16, (depth, rows)) == ["product"]

@@ -433,11 +433,11 @@ def test_named_marks_are_learned_from_the_template():
     assert learned == NAMED and NAMED.is_begun("<|open|>message<|sep|><|open|>think<|sep|>")
 
 
-def tokenizer(special: str | None) -> Tokenizer:
+def tokenizer(*special: str | None) -> Tokenizer:
     backend = tokenizers.Tokenizer(tokenizers.models.BPE({t: i for i, t in enumerate(byte_tokens())}, []))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
-    backend.add_special_tokens(["</s>", *([special] if special else [])])
+    backend.add_special_tokens(["</s>", *filter(None, special)])
     return Tokenizer(backend, {"eos_token": "</s>"})
 
 
@@ -465,9 +465,44 @@ def test_grammars_take_calls_alone_or_in_a_text(special: str | None):
         assert is_answer(words, multi_call, "some text") == (not is_required)
         assert is_answer(words, multi_call, f"text {hermes(ADD)}") == (not is_required)
     assert not is_answer(words, single, f"text {wrong}")
+    thinker = tokenizer(special, "<think>", "</think>")
+    free = calls_grammar(HERMES, TOOLS, thinker, is_required=False, has_several=True)
+    assert free is not None and is_answer(thinker, free, f"<think>Hm</think>text {hermes(ADD)}") == (
+        special is not None
+    )
     grammar = calls_grammar(HERMES, TOOLS, words, is_required=False, has_several=True, schema=PARAMETERS)
     assert grammar is not None and is_answer(words, grammar, '{"a": 3}') and is_answer(words, grammar, hermes(ADD))
     assert not is_answer(words, grammar, "some text")
+
+
+MARKS = ("<|open|>", "<|close|>", "<|sep|>", "<|other|>")
+LONG = CallForm(
+    "<|open|>tools<|sep|><|open|>call<|sep|>", "<|close|>call<|sep|><|open|>call<|sep|>", "<|close|>tools<|sep|>",
+    KEYS, *KEYS, long_trigger="<|open|>tools<|sep|>",
+)  # fmt: skip
+LONG_ANSWERS = [
+    "", "text", "<|open|>response<|sep|>tools<|close|>response<|sep|>", "<|open|>tool<|sep|>", "<|open|><|sep|>tools",
+    "<|open|>tools", "<|open|>tools<|close|>", "<|open|>toolset<|sep|>", "<|open|>tools <|sep|>", "<|other|><|open|>",
+    "<|open|><|open|>", "<|open|>tools<|open|>too<|sep|>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("marks", [MARKS, ()])
+def test_calls_are_found_among_marks_of_answers(marks: tuple[str, ...]):
+    """By several marks, of which the first is in other answers, too."""
+    pytest.importorskip("llguidance")
+    words = tokenizer(*marks)
+    several, single = (calls_grammar(LONG, TOOLS, words, is_required=False, has_several=h) for h in (True, False))
+    assert several is not None and single is not None
+    call, wrong = (json.dumps(c) for c in (ADD, {"name": "add", "arguments": {"a": "1"}}))
+    two = f"{LONG.before}{call}{LONG.between}{call}{LONG.after}"
+    for text in LONG_ANSWERS:
+        assert is_answer(words, several, text), text
+        assert is_answer(words, several, f"{text}<|close|>{LONG.before}{call}{LONG.after}<|close|>message<|sep|>"), text
+        assert not is_answer(words, several, f"{text}<|close|>{LONG.before}{wrong}{LONG.after}"), text
+        assert is_answer(words, several, text + two) and not is_answer(words, single, text + two), text
+    assert not is_answer(words, several, "<|open|><|open|>tools<|sep|>Hm")
+    assert not is_answer(words, several, "<|open|>tools<|open|>tools<|sep|>Hm")
 
 
 def test_lists_and_whole_answers_have_grammars():

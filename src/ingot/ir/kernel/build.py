@@ -144,8 +144,8 @@ def call(fn: str, *args: Expr) -> Expr:
     return Call(args[0].dtype, args[0].lanes, fn, args, tile=args[0].tile)
 
 
-def dot(a: Expr, b: Expr, c: Expr) -> Expr:
-    return Dot(c.dtype, c.lanes, a, b, c)
+def dot(a: Expr, b: Expr, c: Expr, a_max: int | None = None) -> Expr:
+    return Dot(c.dtype, c.lanes, a, b, c, a_max)
 
 
 def select(cond: Expr, a: Expr, b: Expr) -> Expr:

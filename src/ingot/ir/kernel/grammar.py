@@ -173,11 +173,14 @@ class Dot(Expr):
     bf16, twice the lanes of c, f32: fma(a[2i], b[2i], fma(a[2i+1], b[2i+1], c[i])), both sums rounded to nearest even.
     Denormal operands and sums may count as zero: Intel's vdpbf16ps, which implements this where available, flushes them
     (Intel SDM, VDPBF16PS). Machines without such instructions widen the operands.
+
+    a_max: no element of an a of u8 exceeds it; machines add products of 7 bits by 8 in pairs of 16 bits.
     """
 
     a: Expr
     b: Expr
     c: Expr
+    a_max: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

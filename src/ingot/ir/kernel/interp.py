@@ -342,7 +342,7 @@ def _step(e: k.Expr) -> Step:
         case k.Dot():
             if e.dtype.is_float:
                 return _lift(lambda a, b, c: fma32(a[::2], b[::2], fma32(a[1::2], b[1::2], c)), e)
-            return _lift(lambda a, b, c: c + (a.astype(np.int64) * b).reshape(e.lanes, -1).sum(1), e)
+            return _lift(lambda a, b, c: c + (_checked(a, e).astype(np.int64) * b).reshape(e.lanes, -1).sum(1), e)
         case k.Select():
             return _select(e)
         case k.Cast():
@@ -387,6 +387,12 @@ def _variable(name: str) -> Step:
         return m.env[name]
 
     return read
+
+
+def _checked(a: np.ndarray, e: k.Dot) -> np.ndarray:
+    if e.a_max is not None and a.max() > e.a_max:
+        raise VerifyError(show_expr(e), expected=f"elements of at most {e.a_max}", got=a.max())
+    return a
 
 
 def _lift(fn: Callable[..., np.ndarray], e: k.Expr) -> Step:

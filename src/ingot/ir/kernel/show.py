@@ -155,7 +155,8 @@ class _Texts:
             case k.Call():
                 return f"{e.fn}({', '.join(self.of(a) for a in e.args)})", 9
             case k.Dot():
-                return f"dot({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
+                limit = "" if e.a_max is None else f", a <= {e.a_max}"
+                return f"dot({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)}{limit})", 9
             case k.Select():
                 return f"select({self.of(e.cond)}, {self.of(e.a)}, {self.of(e.b)})", 9
             case k.Cast():

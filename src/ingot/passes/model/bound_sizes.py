@@ -20,15 +20,17 @@ call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
+from types import MappingProxyType
 
 from ingot import ops
 from ingot.ir.dims import (
     COMPUTED_PREFIX,
     Dim,
     DimLike,
+    Interval,
     bounds,
     default_bounds,
     dim_min,
@@ -74,13 +76,17 @@ def bound_sizes(graph: Graph, outer: frozenset[str] = frozenset()) -> Graph:
     return replace(graph, bounds=new_bounds, conditions=tuple(conditions))
 
 
-def check_in_run(body: Graph, outer: frozenset[str]) -> Graph:
+def check_in_run(body: Graph, outer: frozenset[str], limits: Mapping[str, Interval] = MappingProxyType({})) -> Graph:
     """Return `body` with a size that is negative where one of its ops lacks what it needs: the run then ends there.
 
-    outer: the symbols of the graphs around the body.
+    outer: the symbols of the graphs around the body. limits: the bounds of those that a call tells.
     """
     margins = [
-        margin for n in body.nodes() for margin in violable_constraints(n) if not outer.isdisjoint(symbols_of(margin))
+        margin
+        for n in body.nodes()
+        for margin in violable_constraints(n)
+        if not outer.isdisjoint(symbols_of(margin))
+        and not ((low := bounds(margin, limits)[0]) is not None and low >= 0)
     ]
     smallest = reduce(dim_min, margins, 0)
     if isinstance(smallest, int):

@@ -121,28 +121,36 @@ def sized(program: Program) -> list[bool]:
     ]
 
 
-def fits(
-    item: Item,
-    version: int,
-    sized: Sequence[bool],
-    is_unrolled: Callable[[Loop], bool],
-    *,
-    nested: bool = False,
-) -> bool:
-    """Whether a graph can hold it with such a driver. is_unrolled: whether a loop is. nested: inside of a
-    conditional node, where nothing may depend on sizes that steps find."""
+def unrolled(items: Flow, trip_count: Callable[[Loop], int | None]) -> Flow:
+    """The items with the bodies of all turns in place of each loop whose `trip_count` is known."""
+    result: list[Item] = []
+    for item in items:
+        match item:
+            case Loop() if (trips := trip_count(item)) is not None:
+                result += unrolled(item.body, trip_count) * trips
+            case Loop():
+                condition, body = (unrolled(part, trip_count) for part in (item.condition, item.body))
+                result.append(Loop(item.at, item.trip_count, condition, body))
+            case Branch():
+                then, otherwise = (unrolled(part, trip_count) for part in (item.then, item.otherwise))
+                result.append(Branch(item.at, then, otherwise))
+            case _:
+                result.append(item)
+    return tuple(result)
+
+
+def fits(item: Item, version: int, sized: Sequence[bool], *, nested: bool = False) -> bool:
+    """Whether a graph can hold it with such a driver. nested: inside of a conditional node, where nothing may depend on
+    sizes that steps find."""
     if isinstance(item, int):
         return not (nested and sized[item])
     if isinstance(item, SizeRead):
         return False
     if isinstance(item, Branch):
         min_version, inner = ELSE_VERSION if item.otherwise else WHILE_VERSION, (*item.then, *item.otherwise)
-    elif is_unrolled(item):
-        min_version, inner = version, item.body
     else:
         min_version, inner = WHILE_VERSION, (*item.condition, *item.body)
-    nested = nested or isinstance(item, Branch) or not is_unrolled(item)
-    return version >= min_version and all(fits(i, version, sized, is_unrolled, nested=nested) for i in inner)
+    return version >= min_version and all(fits(i, version, sized, nested=True) for i in inner)
 
 
 def pieces(items: Flow, fits: Callable[[Loop | Branch], bool]) -> list[Piece]:
@@ -160,4 +168,4 @@ def pieces(items: Flow, fits: Callable[[Loop | Branch], bool]) -> list[Piece]:
     return [*result, tuple(group)] if group else result
 
 
-__all__ = ["Branch", "Flow", "Item", "Loop", "SizeRead", "fits", "flow", "nested_items", "pieces", "sized"]
+__all__ = ["Branch", "Flow", "Item", "Loop", "SizeRead", "fits", "flow", "nested_items", "pieces", "sized", "unrolled"]

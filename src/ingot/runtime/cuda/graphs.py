@@ -1,7 +1,7 @@
 """A bound program as CUDA graphs: a node for each launch, after those whose memory it uses (`order.py`).
 
-- A loop whose trip count is known in advance is unrolled. Other loops, and branches, are conditional nodes; a kernel
-  passes their flag to the driver.
+- A loop whose trip count is known in advance is unrolled, also where the host reads sizes in it. Other loops, and
+  branches, are conditional nodes; a kernel passes their flag to the driver.
 - A kernel that waits by itself for its predecessors (programmatic launch) may start before they have ended. All
   kernels wait before they read, so that the predecessors of a predecessor have ended as well.
 - A size that a step computes is read by the host, which updates the kernels that depend on it. The host also runs the
@@ -17,7 +17,7 @@ from itertools import groupby
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Added, Clock
 from ingot.runtime.cuda.driver import Driver
-from ingot.runtime.cuda.flow import Branch, Loop, flow
+from ingot.runtime.cuda.flow import Branch, Loop
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node, Places
 from ingot.runtime.cuda.nccl import Communicators
@@ -59,8 +59,8 @@ class Graphs:
         self._known: Mapping[str, int] = {}  # the values of symbols, and of the sizes that the run has computed so far
         resolve = Resolver(program, binding)
         self.nbytes, self._sizes = resolve.nbytes, resolve.sizes
-        self._flow, self._builder = flow(program), RunBuilder(driver, program, image, binding, resolve, communicators)
-        self._runs = self._builder.runs(self._flow, driver.version)
+        self._builder = RunBuilder(driver, program, image, binding, resolve, communicators)
+        self._runs = self._builder.runs(driver.version)
         self._users: dict[int, list[tuple[Segment, Node]]] = {}  # of each place
         for segment in segments(self._runs):
             for node in segment.nodes:
@@ -115,7 +115,7 @@ class Graphs:
     def record(self, places: Places, stream: int) -> None:
         """Add the launches to the graph that the caller captures on a stream: nodes with the edges of a graph of our
         own, so that they run side by side and start early in it, too. Raises DeviceError where the host reads flags."""
-        runs = self._builder.runs(self._flow, self._driver.version)
+        runs = self._builder.runs(self._driver.version)
         if any(isinstance(run, Hosted) for run in runs):
             raise DeviceError(
                 "a CUDA graph that is captured", expected="a program whose steps are known beforehand",
@@ -135,7 +135,7 @@ class Graphs:
         self, places: Places, stream: int, launcher: BoundedWeights | Ranges, seconds: dict[int, float] | None = None
     ) -> None:
         """Launch kernel by kernel, as `launcher.launch` does."""
-        runs = self._streamed_runs = self._streamed_runs or self._builder.runs(self._flow, version=0)
+        runs = self._streamed_runs = self._streamed_runs or self._builder.runs(version=0)
 
         def launch(segment: Segment) -> None:
             for node in segment.nodes:
@@ -149,7 +149,7 @@ class Graphs:
         """Run with events before and after each launch. Returns the seconds by step number."""
         seconds_by_step: dict[int, float] = {}
         clocks: dict[tuple[int, ...], Clock] = {}
-        runs = self._builder.runs(self._flow, version=0)
+        runs = self._builder.runs(version=0)
         for segment in segments(runs):
             for node in segment.nodes:
                 node.point(places)

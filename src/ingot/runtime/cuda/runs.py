@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.driver import Driver
-from ingot.runtime.cuda.flow import Branch, Flow, Loop, SizeRead, fits, pieces, sized
+from ingot.runtime.cuda.flow import Branch, Flow, Loop, SizeRead, fits, flow, pieces, sized, unrolled
 from ingot.runtime.cuda.image import Image
 from ingot.runtime.cuda.launch import Exchange, Node
 from ingot.runtime.cuda.nccl import Communicators
@@ -113,11 +113,15 @@ class RunBuilder:
         self._communicators = communicators
         self._resolve = resolve
         self._sized = sized(program)
+        self._flow = unrolled(flow(program), self._trip_count)
 
-    def runs(self, items: Flow, version: int) -> list[Run]:
+    def runs(self, version: int) -> list[Run]:
         """version: of the driver; 0: without conditional nodes."""
+        return self._runs(self._flow, version)
+
+    def _runs(self, items: Flow, version: int) -> list[Run]:
         runs: list[Run] = []
-        for piece in pieces(items, lambda item: fits(item, version, self._sized, self._is_unrolled)):
+        for piece in pieces(items, lambda item: fits(item, version, self._sized)):
             match piece:
                 case Loop():
                     first, second = piece.condition, piece.body
@@ -129,21 +133,18 @@ class RunBuilder:
                     if parts := self._parts(piece):
                         runs.append(Segment(parts, [*kernel_nodes(parts)]))
                     continue
-            runs.append(Hosted(piece, self._flag(piece.at), self.runs(first, version), self.runs(second, version)))
+            runs.append(Hosted(piece, self._flag(piece.at), self._runs(first, version), self._runs(second, version)))
         return runs
 
     def _flag(self, at: int) -> tuple[int, int]:
         return self._resolve.buffer(*self._steps[at].args[0])
-
-    def _is_unrolled(self, loop: Loop) -> bool:
-        return self._trip_count(loop) is not None
 
     def _trip_count(self, loop: Loop) -> int | None:
         """The trip count of a loop that is unrolled; None: it is not."""
         if loop.trip_count is None or not _is_known(loop.trip_count, self._binding.values):
             return None
         launches, trips = self._launches(loop.body), evaluate(loop.trip_count, self._binding.values)
-        return (trips if launches else 0) if launches * trips <= MAX_UNROLLED_KERNELS else None
+        return (trips if launches else 0) if trips <= 1 or launches * trips <= MAX_UNROLLED_KERNELS else None
 
     def _launches(self, items: Flow) -> int:
         count = 0
@@ -168,9 +169,6 @@ class RunBuilder:
                 case int():
                     if self._binding.counts[item][0]:
                         parts.append(self._node(item))
-                case Loop() if (trips := self._trip_count(item)) is not None:
-                    for _ in range(trips):
-                        parts += self._parts(item.body)
                 case Loop():
                     first, last_flag = self._flag_node(item.at), self._flag_node(item.at)
                     body = [*self._parts(item.body), *self._parts(item.condition), last_flag]

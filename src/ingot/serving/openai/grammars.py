@@ -20,7 +20,7 @@ from ingot.serving.openai.reasoning import Reasoning
 
 # as in `json.dumps`: with flexible spaces a model could write spaces forever
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_TEXT = r"TEXT: /(.|\n)*/"
+_TEXT, _SOME = r"TEXT: /(.|\n)*/", r"SOME: /(.|\n)+/"
 # values with a mark around texts, whose words and separators are that notation's
 _QUOTED = """
 quoted: quoted_text | %json {{"type": "number"}} | {words} | "[" (quoted ({comma} quoted)*)? "]" | "{{" (entry ({comma} entry)*)? "}}"
@@ -51,11 +51,17 @@ def calls_grammar(
         other = "" if is_required else f" | {thought} {_framed(reasoning, schema, literal)}"
         start = f"start: {thought} {_empty_answer(reasoning, literal, is_thinking=is_thinking)} marked{other}"
         return "\n".join([start, *thought_rules, f"marked: {literal(form.before)} call{further_calls} {after}", *rules])
-    if not form.trigger or form.long_trigger:  # answers have marks that no text of a grammar has
+    if not form.trigger:
         return None
-    rest = literal(form.before[len(form.trigger) :])
-    lines = ["start: marked? tail", "tail: TEXT", literal.until("head", form.trigger)]
-    return "\n".join([*lines, f"marked: head {rest} call{further_calls} {after}", *rules])
+    marked = f"{literal(form.before[len(form.trigger) :])} call{further_calls} {after}"
+    parts = literal.parts(form.trigger)
+    if literal.has_special(parts[:1]) and literal.has_special(parts[-1:]) and parts[0] not in parts[1:]:
+        lines = [*literal.marked_text("start", parts, "marked tail"), *literal.marked_text("tail", parts), _SOME]
+    elif form.long_trigger and literal.has_special(parts):
+        return None
+    else:
+        lines = [literal.until("head", form.trigger), "start: (head marked)? tail", "tail: TEXT"]
+    return "\n".join([*lines, f"marked: {marked}", *rules])
 
 
 def thoughtful_grammar(reasoning: Reasoning, schema: Any, tokenizer: Tokenizer) -> str:
@@ -189,7 +195,9 @@ class _Literals:
     def __init__(self, tokenizer: Tokenizer) -> None:
         added = tokenizer.backend.get_added_tokens_decoder()
         self._special = {token.content: index for index, token in added.items() if token.special}
+        self._ends = frozenset(tokenizer.end_ids)
         names = sorted(self._special, key=len, reverse=True)
+        self._names = "|".join(map(re.escape, names))
         self._parts = re.compile("|".join([*map(re.escape, names), ANY_ID, COUNT.pattern]))
 
     def __call__(self, text: str) -> str:
@@ -203,6 +211,41 @@ class _Literals:
             position = match.end()
         parts += [json.dumps(text[position:])] if position < len(text) else []
         return " ".join(parts)
+
+    def parts(self, text: str) -> list[str]:
+        """The special tokens of a text, and the texts before, between and behind them."""
+        return [part for part in re.split(f"({self._names})", text) if part] if self._names else [text]
+
+    def has_special(self, parts: Sequence[str]) -> bool:
+        return not self._special.keys().isdisjoint(parts)
+
+    def marked_text(self, rule: str, trigger: Sequence[str], then: str = "") -> list[str]:
+        """The rules of any text, special tokens included, in which `then` follows each trigger; without `then` it has
+        no trigger. trigger: parts, of which the first and the last are special tokens; the first occurs once.
+
+        The rules are the states of an automaton: rule_k follows the first k parts of the trigger, rule_marks a text.
+        """
+        first, count = trigger[0], len(trigger)
+
+        def step(k: int) -> str:
+            """What follows in state k, if the next part is that of the trigger."""
+            following = f"{rule}_{k + 1}" if k + 1 < count else then
+            return f" | {self(trigger[k])} {following}" if following else ""
+
+        def other_marks(*names: str) -> str:
+            others = [str(i) for name, i in self._special.items() if name not in names and i not in self._ends]
+            return f'"" | <[{",".join(others)}]> {rule}' if others else '""'
+
+        rules = [f"{rule}: TEXT {rule}_marks", f"{rule}_marks: {other_marks(first)}{step(0)}"]
+        for k in range(1, count):
+            part, name = trigger[k], f"{rule}_{k}".upper()
+            if part in self._special:
+                text = f" | SOME {rule}_marks" if trigger[k - 1] in self._special else ""
+                rules.append(f"{rule}_{k}: {other_marks(first, part)}{step(0)}{step(k)}{text}")
+            else:
+                rules += [f"{rule}_{k}: OTHER_{name} {rule}_marks{step(k)}", f"{name}: {json.dumps(part)}"]
+                rules.append(f"OTHER_{name}: /(.|\\n)*/ & ~{name}")
+        return rules
 
     def until(self, rule: str, mark: str) -> str:
         """The rule of any text up to and including a mark. Text never contains special tokens."""

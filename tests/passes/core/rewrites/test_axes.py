@@ -104,6 +104,18 @@ def test_open_sizes_without_a_proof_are_refused() -> None:
     assert not are_equal(Graph((X,), (y,)), Graph((X,), (X,)), exactly=False)
 
 
+def test_slices_at_open_places_are_refused() -> None:
+    """Of an axis whose parts are no others', and with a stride."""
+    table, rows = arg("t", 10, 3), arg("r", N, 3)
+    cases = (
+        ((table, rows), ops.Slice((N, 0), (N + 2, 3), (1, 1))(table)),
+        ((rows,), ops.Slice((0, 0), (N, 3), (2, 1))(rows)),
+    )
+    for inputs, part in cases:
+        graphs = [Graph(inputs, (y,), bounds=(("n", 1, 4),)) for y in (ops.mul(part, 2.0), ops.add(part, part))]
+        assert instances(*graphs) is None
+
+
 def test_what_takes_long_to_evaluate_is_refused() -> None:
     x = arg("x", 1 << 22, 64)
     assert instances(Graph((x,), (ops.Reverse((0,))(x),))) is None

@@ -58,3 +58,14 @@ def test_slices_sink(outputs: tuple[Node, ...], elementwise: int, is_same: bool)
         feeds = [RANDOM.standard_normal((rows, 12)).astype(np.float32) for _ in inputs]
         for got, want in zip(interpret(sunk, feeds), interpret(g, feeds), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def test_slices_sink_through_a_deep_graph() -> None:
+    """More ops than frames of Python's stack."""
+    y: Node = Y
+    for _ in range(400):
+        parts = [ops.Tanh()(relu(ops.Exp()(x))) for x in (cut(y, 1, 0, 5), cut(y, 1, 5, 12))]
+        y = ops.Concat(1)(*parts[::-1])
+    sunk = sink_slices(Graph((Y,), (y,)))
+    verify(sunk, "sink")
+    assert sum(isinstance(n.op, ops.Exp | ops.Max | ops.Tanh) for n in sunk.nodes()) == 3 * 400

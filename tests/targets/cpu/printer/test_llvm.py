@@ -581,12 +581,13 @@ def test_literals() -> None:
         assert_same(buffer, np.full(3, value).astype(dtype.numpy))
 
 
-def dots(a: np.ndarray, b: np.ndarray, c: np.ndarray, lanes: int, features: Features) -> str:
+def dots(a: np.ndarray, b: np.ndarray, c: np.ndarray, lanes: int, features: Features, a_max: int | None = None) -> str:
     """Check vectors of sums of a and b against the interpreter; the module's text."""
     x, y, z = (Buffer(name, dtype_of(v), writable=name == "z") for name, v in zip("xyz", (a, b, c), strict=True))
     at, term_count = k.mul(CHUNK, integer(lanes)), a.size // c.size
     wide = k.mul(at, integer(term_count))
-    sums = k.dot(k.load(x, wide, term_count * lanes), k.load(y, wide, term_count * lanes), k.load(z, at, lanes))
+    p, q = (k.load(v, wide, term_count * lanes) for v in (x, y))
+    sums = k.dot(p, q, k.load(z, at, lanes), a_max)
     chunks = c.size // lanes
     kernel = Kernel("k", (x, y, z), (), CHUNK, integer(chunks), (Store(z, at, sums),))
     verify_kernel(kernel)
@@ -621,6 +622,8 @@ def test_byte_dot(features: Features, lanes: int) -> None:
     c = rng.integers(-(2**31), 2**31, lanes * 64).astype(np.int32)
     text = dots(a, b, c, lanes, features)
     assert ("vpdpbusd" in text) == ("avx512vnni" in features and lanes >= 4)
+    text = dots(a & 127, b, c, lanes, features, a_max=127)  # products of which two fill 16 bits
+    assert ("pmadd.ub" in text or "pmaddubs" in text) == ("avx512vnni" not in features and lanes >= 4)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4, 8, 16])

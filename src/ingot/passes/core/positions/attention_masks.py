@@ -27,8 +27,8 @@ from ingot.passes.core.positions.rules import Positions
 from ingot.support.dataclass import dataclass
 
 View = Callable[[Node], Node]
-# the finite numbers that stand for minus infinity; in 16 bits PyTorch has float16's for a condition
-_LOWEST_SCORES = {d: float(np.finfo(d.numpy if d == f32 else np.float16).min) for d in (f32, f16, bf16)}
+# the largest numbers that hide a score; in 16 bits PyTorch has float16's for a condition
+_MAX_HIDDEN_SCORES = {d: float(np.finfo(d.numpy if d == f32 else np.float16).min) for d in (f32, f16, bf16)}
 _ATTENTION = ops.Attention, ops.AttentionWithSums, ops.AttentionGradients
 
 
@@ -128,9 +128,8 @@ def _hidden_score(mask: Node) -> float | None:
     if not isinstance(mask.op, ops.Select) or not mask.dtype.is_float:
         return None
     _, zero, hidden = mask.inputs
-    low, lowest = splat_of(hidden), _LOWEST_SCORES.get(mask.dtype, -np.inf)
-    hides = low is not None and low in (-np.inf, mask.dtype.numpy.type(lowest))
-    return float(low) if low is not None and hides and splat_of(zero) == 0 else None
+    low, limit = splat_of(hidden), mask.dtype.numpy.type(_MAX_HIDDEN_SCORES.get(mask.dtype, -np.inf))
+    return float(low) if low is not None and low <= limit and splat_of(zero) == 0 else None
 
 
 def _combined(terms: list[Node], added: tuple[Node, ...]) -> list[Node]:

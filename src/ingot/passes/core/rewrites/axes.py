@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product as grid
 
 from ingot import ops
-from ingot.ir.dims import DimLike, is_at_most, product
+from ingot.ir.dims import DimLike, ceildiv, is_at_most, is_static, product
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import Shape
 from ingot.support.dataclass import dataclass
@@ -62,6 +62,7 @@ class Axes:
         self._graphs = graphs
         self._bound: dict[Axis, Label] = {}
         self._fixed: set[Axis] = set()
+        self._has_open_places = False  # a slice begins or ends at an open place that is no seam of its axis
         self._broadcast: list[Label] = []  # along which a value does not vary
         self._summed: dict[Node, Labels] = {}
         self._labels: dict[Node, Labels] = {}
@@ -76,7 +77,9 @@ class Axes:
 
     @property
     def hold_for_all_sizes(self) -> bool:
-        """Whether each open size is that of uniform axes."""
+        """Whether each open size is that of uniform axes, and each open place one of their ends."""
+        if self._has_open_places:
+            return False
         leaves = {leaf for labels in self._labels.values() for leaf in self._leaves(labels)}
         return all(isinstance(leaf.size, int) for leaf in leaves if leaf in self._fixed)
 
@@ -224,7 +227,8 @@ class Axes:
             if inside:
                 return self._joined(Sum, inside)
         self._fix([label])
-        return self._new((limit - start if stride == 1 else len(range(int(start), int(limit), stride)),), fixed=True)[0]
+        self._has_open_places |= not is_static((start, limit))
+        return self._new((ceildiv(limit - start, stride),), fixed=True)[0]
 
     def _split(self, label: Label, at: DimLike) -> bool:
         """Whether an axis is a sum with a seam at a position; an axis that is not yet split becomes one."""

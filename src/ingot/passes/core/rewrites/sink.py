@@ -28,18 +28,24 @@ class _Cut:
 
 def sink_slices(graph: Graph) -> Graph:
     """op(y[:p], bcast(a)), op(y[p:], bcast(b))   ->   slices of op(y, bcast([a b])), from operands to readers"""
-    uses = graph.uses()
+    while slices := _sunk_slices(graph):
+        graph = replace_nodes(graph, slices)
+    return graph
+
+
+def _sunk_slices(graph: Graph) -> dict[Node, Node]:
+    """Readers of slices, and the slices that replace them."""
+    uses, sunk = graph.uses(), dict[Node, Node]()
     for y in graph.nodes():
         cut = _cut_of(y, uses.get(y, ()))
         if cut is None:
             continue
         for readers in _alike(cut, uses):
             operands = [_joined(cut, column) for column in zip(*(n.inputs for n in readers), strict=True)]
-            if all(operands):
+            if all(operands) and sunk.keys().isdisjoint(readers):
                 whole = readers[0].op(*filter(None, operands), loc=readers[0].loc)
-                images = {n: s.op(whole, loc=n.loc) for n, s in zip(readers, cut.slices, strict=True)}
-                return sink_slices(replace_nodes(graph, images))
-    return graph
+                sunk |= {n: s.op(whole, loc=n.loc) for n, s in zip(readers, cut.slices, strict=True)}
+    return sunk
 
 
 def _cut_of(y: Node, readers: Sequence[Node]) -> _Cut | None:

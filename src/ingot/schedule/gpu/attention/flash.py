@@ -124,7 +124,8 @@ class Flash:
         is_long_head = self.anchor.inputs[0].dtype != f32 and SHORT_HEAD_SIZE < self.scores.depth <= 2 * SHORT_HEAD_SIZE
         height = 128 if is_long_head else 64
         height = max(MIN_TILE_SIDE, min(height, power_of_two(rows)))
-        width = max(MIN_TILE_SIDE, min(64, power_of_two(self._estimated_keys)))
+        is_wide = self.anchor.inputs[0].dtype == f32  # without tensor cores, tiles of 64 keys do not fit in registers
+        width = max(MIN_TILE_SIDE, min(32 if is_wide else 64, power_of_two(self._estimated_keys)))
         is_narrow = all(x.dtype.bits <= 16 for x in self.anchor.inputs[:3]) and self.scores.depth <= SHORT_HEAD_SIZE
         if is_narrow and rows > MIN_SPLIT_QUERIES and self._estimated_keys > MIN_SPLIT_QUERIES:
             # with many programs minimize padded keys, else iterations
@@ -138,14 +139,9 @@ class Flash:
             height //= 2
         programs = batch * heads * -(-rows // height)
         parts = max(1, min(self.machine.processors // max(1, programs), self._max_parts(width)))
-        warps = 8 if height == 128 or (height == MIN_TILE_SIDE and is_narrow) else 4
-        return FlashChoice(
-            height,
-            width,
-            warps,
-            3 if self.scores.depth <= SHORT_HEAD_SIZE or self.machine.shared_bytes >= LONG_HEAD_SHARED_BYTES else 2,
-            parts,
-        )
+        has_many_warps = height == 128 or (height == MIN_TILE_SIDE and is_narrow) or (height == 64 and is_wide)
+        has_room = self.scores.depth <= SHORT_HEAD_SIZE or self.machine.shared_bytes >= LONG_HEAD_SHARED_BYTES
+        return FlashChoice(height, width, 8 if has_many_warps else 4, 3 if has_room and not is_wide else 2, parts)
 
     @property
     def _keys(self) -> DimLike:

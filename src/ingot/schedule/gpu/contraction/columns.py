@@ -2,7 +2,9 @@
 
     w[O, I, 3, 3] of a convolution whose terms are (3, 3, I)   ->   b[3, 3, I, O]
 
-Without the copy, each tile would load B element by element. Constants are repacked when they are compiled
+Without the copy, each tile would load B element by element. Products of f32, which tensor cores do not make, need
+contiguous columns: multiply-adds read several columns of a term from shared memory at once, and terms side by side
+would put these into one bank. Constants are repacked when they are compiled
 (`blocks.repack`); weights that are trained are copied by each call.
 """
 
@@ -15,7 +17,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Kernel
 from ingot.ir.layout import Layout
-from ingot.ir.types import DType, static_shape
+from ingot.ir.types import DType, f32, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
@@ -38,7 +40,8 @@ TILE = 32, 64  # (terms, columns) that a program copies
 
 
 def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
-    """Whether copying B pays: no vector load reads several of its columns or terms, and many rows of A use it."""
+    """Whether copying B pays: no vector load reads several of its columns, or of its terms where tensor cores multiply
+    them, and many rows of A use it."""
     axes = (*loops.batch, *loops.reduce, *loops.cols)
     sizes = [n for x in axes for n in (x.extent, x.b)]
     if not isinstance(offset, int) or not all(isinstance(n, int) for n in sizes) or any(x.b == 0 for x in axes):
@@ -51,12 +54,16 @@ def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
         run_starts = [offset, inner.extent, *(x.a for x in outer), *(x.b for x in other_axes)]
         return inner.a == 1 and all(estimate(n) % unit == 0 for n in run_starts)
 
+    rows, columns = (estimate(product(x.extent for x in axes)) for axes in (loops.rows, loops.cols))
+    if rows < MIN_ROWS_FOR_COPY:
+        return False
+    if dtype == f32 and columns > 1 and merge_axes(tuple(Axis(x.extent, x.b) for x in loops.cols))[-1].a != 1:
+        return True
     batch_and_terms = *loops.batch, *loops.reduce
     is_vectorizable = has_aligned_runs(loops.cols, batch_and_terms) or has_aligned_runs(
         loops.reduce, (*loops.batch, *loops.cols)
     )
-    rows, columns = (estimate(product(x.extent for x in axes)) for axes in (loops.rows, loops.cols))
-    return not is_vectorizable and rows >= MIN_ROWS_FOR_COPY and columns % unit == 0
+    return not is_vectorizable and columns % unit == 0
 
 
 def columns_step(

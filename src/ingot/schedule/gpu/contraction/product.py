@@ -383,7 +383,9 @@ class _Product:
 
     def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
         """The k-step (`step` or half of it) and the blocks of terms, if rows or columns of the operands are contiguous
-        and terms are not, so that vector loads read one term."""
+        and terms are not, so that vector loads read one term. Packed levels have an order of their own."""
+        if self.levels is not None:
+            return step, None
         runs = [max((estimate(x.extent) for x in sides), default=0) for sides in self._contiguous_sides]
         if len(axes) > 1 and min(runs) >= MIN_RUN and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
             for size in (step, step // 2):

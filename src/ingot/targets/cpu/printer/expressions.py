@@ -151,7 +151,7 @@ class Expressions:
     def _dot(self, e: Dot) -> str:
         assert e.a.lanes * e.a.dtype.bits == 32 * e.lanes, "machines with LLVM have dots by lane"
         a, b, c = map(self.value, (e.a, e.b, e.c))
-        return values.dot(self.b, a, b, c, e.a.dtype, e.dtype, e.lanes)
+        return values.dot(self.b, a, b, c, e.a.dtype, e.dtype, e.lanes, e.a_max)
 
     def _select(self, e: Select) -> str:
         condition = self.value(e.cond)

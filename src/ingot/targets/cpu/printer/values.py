@@ -136,12 +136,14 @@ def fma(b: Builder, x: str, y: str, z: str, dtype: DType, lanes: int) -> str:
     return b.call(name, kind, ((kind, x), (kind, y), (kind, z)))
 
 
-def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes: int) -> str:
+def dot(b: Builder, x: str, y: str, z: str, operand: DType, dtype: DType, lanes: int, x_max: int | None = None) -> str:
     """Emit z + the products of adjacent elements of x and y: bf16 as i16, i16, or bytes, x of type `operand` and y of
-    i8."""
+    i8. x_max: no byte of an unsigned x exceeds it."""
     if operand == i16:
         return _pair_dot(b, x, y, z, lanes)
-    return _bf16_dot(b, x, y, z, lanes) if dtype.is_float else _byte_dot(b, x, y, z, lanes, operand == i8)
+    if dtype.is_float:
+        return _bf16_dot(b, x, y, z, lanes)
+    return _signed_byte_dot(b, x, y, z, lanes) if operand == i8 else _byte_dot(b, x, y, z, lanes, x_max)
 
 
 def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
@@ -161,9 +163,7 @@ def _pair_dot(b: Builder, x: str, y: str, z: str, lanes: int) -> str:
     return z
 
 
-def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, is_signed: bool) -> str:
-    if is_signed:
-        return _signed_byte_dot(b, x, y, z, lanes)
+def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, x_max: int | None) -> str:
     kind, quads = vector_of("i32", lanes), f"<{4 * lanes} x i8>"
     operands = ((kind, z), (quads, x), (quads, y))
     has_vnni512 = "avx512vnni" in b.features
@@ -181,6 +181,10 @@ def _byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, is_signed: bool) -
             lost = b.call(name, kind, ((kind, lost), (quads, b.splat("64", "i8", 4 * lanes)), (quads, y)))
         inner = b.call(name, kind, ((kind, z), (quads, signed), (quads, y)))
         return b.emit(f"add {kind} {inner}, {lost}", (inner, lost))
+    if _has_pair_products(b, lanes) and x_max is not None and x_max < 128:  # sums of two products have 16 bits
+        pairs = f"<{2 * lanes} x i16>"
+        total = _sums_of_pairs(b, b.call(_PAIR_SUMS[lanes][0], pairs, ((quads, x), (quads, y))), lanes)
+        return b.emit(f"add {kind} {z}, {total}", (z, total))
     if _has_pair_products(b, lanes):
         return _paired_byte_dot(b, x, y, z, lanes, "lshr")
     p, q = (b.emit(f"bitcast {quads} {v} to {kind}", (v,)) for v in (x, y))
@@ -254,7 +258,14 @@ def _popcount_by_bytes(b: Builder, x: str, lanes: int) -> str:
     word_bytes = b.emit(f"bitcast {kind} {x} to {quads}", (x,))
     counts = b.call(f"llvm.ctpop.v{4 * lanes}i8", quads, ((quads, word_bytes),))
     halves = b.call(_PAIR_SUMS[lanes][0], pairs, ((quads, counts), (quads, b.splat("1", "i8", 4 * lanes))))
-    return b.call(_PAIR_PRODUCTS[lanes][0], kind, ((pairs, halves), (pairs, b.splat("1", "i16", 2 * lanes))))
+    return _sums_of_pairs(b, halves, lanes)
+
+
+def _sums_of_pairs(b: Builder, x: str, lanes: int) -> str:
+    """The sums of neighbours of 16 bits, as i32."""
+    pairs = f"<{2 * lanes} x i16>"
+    ones = b.splat("1", "i16", 2 * lanes)
+    return b.call(_PAIR_PRODUCTS[lanes][0], vector_of("i32", lanes), ((pairs, x), (pairs, ones)))
 
 
 def _paired_byte_dot(b: Builder, x: str, y: str, z: str, lanes: int, widen_x: str) -> str:

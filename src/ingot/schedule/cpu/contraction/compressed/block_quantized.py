@@ -170,7 +170,7 @@ class BlockQuantizedPanels:
 
     def _rounded_rows(self, block: Block, at: Place, a: Buffer, starts: Sequence[Expr], acc: Buffer) -> None:
         lanes, count, height = self.plan.lanes, len(at.vectors), len(starts)
-        form = Rounded.of(self.c)
+        form, largest = Rounded.of(self.c), (1 << sum(self.b.planes)) - 1
         cells = [(r, v, integer(r * count + v)) for r in range(height) for v in range(count)]
         part = block.alloc("part", i32, len(cells), lanes=lanes)
         # integer factors that differ between parts of a block of A, and factors that the whole block shares
@@ -205,7 +205,7 @@ class BlockQuantizedPanels:
                             x4 = y.let(k.bitcast(k.splat(k.bitcast(quad_bytes, u32), lanes), i8), "x")
                             for v, quad in enumerate(quads):
                                 i = integer(r * count + v)
-                                y.store(part, i, k.dot(quad, x4, k.load(part, i)))
+                                y.store(part, i, k.dot(quad, x4, k.load(part, i), largest))
 
                 ahead, is_short = self._is_read_once(starts), form.part_length // 4 * len(cells) <= _MAX_UNROLLED_DOTS
                 # a stream of bytes with little work per word is faster word by word than unrolled
