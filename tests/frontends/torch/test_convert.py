@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ import sympy
 from ingot.frontends.torch.convert import Sizes
 from ingot.ir.dims import substitute
 
+_a: Any
+_b: Any
 _a, _b = sympy.symbols("s0 s1", integer=True, positive=True)
 
 
@@ -21,8 +24,8 @@ _a, _b = sympy.symbols("s0 s1", integer=True, positive=True)
     ],
     ids=str,
 )  # fmt: skip
-def test_pieces_of_a_size(condition: sympy.Basic) -> None:
-    e = sympy.Piecewise((_a * 2 + _b, condition), (_a * _b, _a > 3), (7, True))
+def test_pieces_of_a_size(condition: Any) -> None:
+    e: Any = sympy.Piecewise((_a * 2 + _b, condition), (_a * _b, _a > 3), (7, True))
     size = Sizes().expression(e)
     for a, b in product(range(1, 6), repeat=2):
         assert substitute(size, {"s0": a, "s1": b}) == int(e.subs({_a: a, _b: b})), (a, b)
