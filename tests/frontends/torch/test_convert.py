@@ -11,9 +11,8 @@ import sympy
 from ingot.frontends.torch.convert import Sizes
 from ingot.ir.dims import substitute
 
-_a: Any
-_b: Any
-_a, _b = sympy.symbols("s0 s1", integer=True, positive=True)
+_symbols: Any = sympy.symbols("s0 s1", integer=True, positive=True)
+_a, _b = _symbols
 
 
 @pytest.mark.parametrize(
