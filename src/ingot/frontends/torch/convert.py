@@ -274,7 +274,9 @@ class Sizes:
         """1 where a condition on sizes holds, else 0."""
         if isinstance(e, sympy.logic.boolalg.BooleanAtom):
             return int(bool(e))
-        if isinstance(e, sympy.And | sympy.Or | sympy.Not):
+        if isinstance(e, sympy.Not):
+            return 1 - self._bit(e.args[0])
+        if isinstance(e, sympy.And | sympy.Or):
             bits = [self._bit(a) for a in e.args]
             return prod(bits) if isinstance(e, sympy.And) else 1 - prod(1 - bit for bit in bits)
         if type(e) not in _COMPARISON_BITS:
