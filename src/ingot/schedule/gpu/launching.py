@@ -33,7 +33,7 @@ from ingot.schedule.lowered import Lowered, Step
 
 MIN_PROCESSORS_PER_PROGRAM = 8  # of a kernel after whose start the next may start
 MAX_MERGED_KERNELS = 4  # of one launch: each combination is a kernel of its own
-MAX_MERGED_COPIES = 16
+MAX_MERGED_UNARY = 16
 ORDERING_STATEMENTS = AwaitProducers | ReleaseConsumers
 
 
@@ -55,11 +55,12 @@ def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
 
 def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     """Merge the kernels of independent groups into one launch, on the operands of all; None if a kernel fills the GPU
-    alone or cannot be merged. Many copies are merged, of any size, as each takes less time than its launch."""
-    copies = all(map(_is_copy, lows))
-    if len(lows) > (MAX_MERGED_COPIES if copies else MAX_MERGED_KERNELS):
+    alone or cannot be merged. Kernels of one operand and one result, such as copies of weights, are merged whatever
+    their size."""
+    are_unary = all(map(_is_unary, lows))
+    if len(lows) > (MAX_MERGED_UNARY if are_unary else MAX_MERGED_KERNELS):
         return None
-    if not copies and not all(_is_small(low, machine) for low in lows):
+    if not are_unary and not all(_is_small(low, machine) for low in lows):
         return None
     kernels = [low.steps[0].kernel for low in lows]
     first = kernels[0]
@@ -90,7 +91,7 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     return await_producers(Lowered((Step(kernel, args),)), machine)
 
 
-def _is_copy(low: Lowered) -> bool:
+def _is_unary(low: Lowered) -> bool:
     """Whether a group is a single kernel that reads one value and writes another, in any number of programs that is
     known."""
     return _is_single(low) and len(low.steps[0].args) == 2 and _program_count(low.steps[0].kernel) > 0

@@ -239,8 +239,8 @@ class _Product:
         temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
         column_sums = ColumnSums.of(self.group, self.anchor, m, n, piece_starts(t.rows), len(temps))
         is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
-        joins_apart = machine.starts_early and is_large and column_sums is None
-        sums = replace(sums, joins_apart=joins_apart, column_sums=column_sums)
+        has_join_kernel = machine.starts_early and is_large and column_sums is None
+        sums = replace(sums, has_join_kernel=has_join_kernel, column_sums=column_sums)
         programs = sums.programs
         if t.persistent:
             assert isinstance(tiles, int)

@@ -89,8 +89,8 @@ class WorkItem:
 @dataclass(frozen=True)
 class SplitSums:
     """The accumulators of `anchors`, which have the same shape, in the pieces of a program's tile. The reduction of the
-    tiles after the first `whole_tiles` is split into `parts`, one program each. joins_apart: whether a kernel of its
-    own adds them. column_sums: of the results, if the group reduces them."""
+    tiles after the first `whole_tiles` is split into `parts`, one program each. has_join_kernel: whether another
+    kernel adds them. column_sums: of the results, if the group reduces them."""
 
     group: Group
     anchors: tuple[Node, ...]
@@ -98,7 +98,7 @@ class SplitSums:
     tiles: DimLike
     parts: int
     whole_tiles: int = 0
-    joins_apart: bool = False
+    has_join_kernel: bool = False
     column_sums: ColumnSums | None = None
 
     @property
@@ -119,7 +119,7 @@ class SplitSums:
 
     @property
     def zeros(self) -> DimLike:
-        return 0 if self.parts == 1 or self.joins_apart else self.split_tiles * i64.nbytes
+        return 0 if self.parts == 1 or self.has_join_kernel else self.split_tiles * i64.nbytes
 
     def work_item(self, top: Block, chunk: Expr) -> WorkItem:
         if self.parts == 1:
@@ -142,7 +142,7 @@ class SplitSums:
             self._store(top, values, results)
             return ()
         partial_sums, arrived = self._partial_sums, Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES)
-        if self.joins_apart:
+        if self.has_join_kernel:
 
             def store_part(block: Block) -> None:
                 self._store_part(block, values, self._split_tile(block, work), work)
@@ -180,7 +180,7 @@ class SplitSums:
     ) -> tuple[Step, ...]:
         """The kernel that adds the parts and runs the epilogue, if there is one. results: of the pieces of a tile, or
         of some of its lines."""
-        if self.parts == 1 or not self.joins_apart:
+        if self.parts == 1 or not self.has_join_kernel:
             return ()
         top, chunk = Block(), k.var("chunk")
         size = sum(rows * columns for rows, columns in self.pieces)
@@ -257,7 +257,9 @@ class SplitSums:
             assert total is not None
             return total
 
-        in_flight = max(PARTS_IN_FLIGHT, MAX_ELEMENTS_IN_FLIGHT // flat.lanes) if self.joins_apart else PARTS_IN_FLIGHT
+        in_flight = (
+            max(PARTS_IN_FLIGHT, MAX_ELEMENTS_IN_FLIGHT // flat.lanes) if self.has_join_kernel else PARTS_IN_FLIGHT
+        )
         if self.parts <= 2 * in_flight:
             return add(block, None, ZERO, self.parts)
         total = block.alloc("total", buffer.dtype, 1, lanes=flat.lanes, tile=flat.tile)
