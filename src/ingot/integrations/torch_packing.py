@@ -16,7 +16,15 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from ingot.frontends.torch.tracing.layouts import Order, images_of, inverse, root_of, saved_order, source_of
+from ingot.frontends.torch.tracing.layouts import (
+    Order,
+    has_known_layout,
+    images_of,
+    inverse,
+    root_of,
+    saved_order,
+    source_of,
+)
 from ingot.runtime.arguments import side_by_side
 from ingot.support.dataclass import dataclass
 
@@ -64,7 +72,7 @@ def _pack_saved(forward: fx.GraphModule, backward: fx.GraphModule, result_count:
     inputs = forward.graph.find_nodes(op="placeholder")
     # sizes that the run finds are ints of the graph
     has_ints = any(isinstance(n.meta.get("val"), torch.SymInt) for n in forward.graph.nodes)
-    if has_ints or any(not _is_static(n.meta.get("val")) for n in inputs):
+    if has_ints or not all(has_known_layout(n.meta.get("val")) for n in inputs):
         return
     visible = {root_of(r) for r in results if isinstance(r, fx.Node)}
     members = [n for n in saved if _can_pack(n, readers) and n not in visible]
@@ -97,17 +105,13 @@ def _pack_saved(forward: fx.GraphModule, backward: fx.GraphModule, result_count:
     backward.recompile()
 
 
-def _is_static(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
-
-
 def _can_pack(node: object, readers: Mapping[str, fx.Node]) -> bool:
     """Whether a saved value is computed by the program into memory of its own, and backward reads its elements alone.
     readers: backward's inputs by name."""
     if not isinstance(node, fx.Node) or node.op != "call_function" or node.name not in readers:
         return False
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not _is_static(value) or value.layout is not torch.strided:
+    if not has_known_layout(value) or value.layout is not torch.strided:
         return False
     is_written = any(getattr(getattr(user.target, "_schema", None), "is_mutable", False) for user in node.users)
     reads_memory = any(user.target is _aten.as_strided.default for user in readers[node.name].users)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import sympy
 import torch
@@ -422,8 +422,9 @@ def images_of(graph: fx.Graph) -> set[object]:
 
 
 def _is_image(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() >= 3 and not value.is_complex() and _has_known_layout(value)
+    return has_known_layout(value) and value.dim() >= 3 and not value.is_complex()
 
 
-def _has_known_layout(value: torch.Tensor) -> bool:
-    return all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+def has_known_layout(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor of constant sizes and strides."""
+    return isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
