@@ -211,6 +211,13 @@ def test_bad_attacks(options: dict[str, object], message: str) -> None:
         ingot.attack(net, x, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_an_attack_in_other_types(dtype: torch.dtype) -> None:
+    net, x = net_of("relu")
+    found = ingot.attack(net.to(dtype), x.to(dtype), label=0, eps=2.0)
+    assert found.success and str(found.x.dtype) == str(found.y.dtype) == str(dtype).removeprefix("torch.")
+
+
 def _wide(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(40, 10), nn.ReLU(), nn.Linear(10, 8), nn.LeakyReLU(0.1), nn.Linear(8, 2)).eval()
