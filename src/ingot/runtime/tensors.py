@@ -404,8 +404,11 @@ def host_array(value: object, name: str) -> np.ndarray:
     elements cannot be read, as a call does."""
     try:
         if is_tensor(value):
-            names = (n for n in dtypes.NAMES if dtypes.torch_name(n) == str(value.dtype))
-            value = TensorAdapter(TensorSpec(name, next(names, "f32"), ())).tensor(value).detach()
+            dtype = next((n for n in dtypes.NAMES if dtypes.torch_name(n) == str(value.dtype)), "f32")
+            value = TensorAdapter(TensorSpec(name, dtype, ())).tensor(value).detach()
+            if dtypes.needs_ml_dtypes(dtype):  # which numpy does not take from a tensor
+                elements = value.reshape((value.numel(),)).contiguous().view(cast(_Torch, sys.modules["torch"]).uint8)
+                return np.asarray(elements).view(dtypes.numpy_dtype(dtype)).reshape(value.shape)
         elif isinstance(value, np.ma.MaskedArray):
             value = TensorAdapter(TensorSpec(name, "f32", ())).unmasked(value)
         return np.asarray(value)
