@@ -27,8 +27,8 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.canonical import in_parts
 from ingot.transform.bounds.graph import Question
+from ingot.transform.bounds.narrow import in_parts
 from ingot.transform.bounds.run import as_compiled, rounded, rounding_of
 from ingot.transform.bounds.search.attack import Attack, Goal, check_seed
 from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
