@@ -20,9 +20,8 @@ from ingot.runtime.program import Program
 from ingot.runtime.tensors import host_array
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.blocks import holds_minimum
-from ingot.transform.bounds.canonical import at_activations, at_precision, in_parts
 from ingot.transform.bounds.graph import Question, bound_graph
+from ingot.transform.bounds.narrow import at_activations, at_precision, in_parts
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.slopes import slopes_of
 
@@ -147,16 +146,11 @@ def has_winograd(program: Program) -> bool:
 
 
 def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
-    """The rounding of a program of this graph: that of the narrowest floats that it computes with. Raises InputError
-    for weights in blocks with a minimum in a program of narrower types."""
+    """The rounding of a program of this graph: that of the narrowest floats that it computes with."""
     if not numerics:
         return Rounding()
     import ml_dtypes
 
-    is_wide = options.activations == options.precision == "float32"
-    if not is_wide and holds_minimum(graph):
-        got = f"{options.precision}, {options.activations} and weights in blocks with a minimum"
-        raise InputError("numerics", expected="precision and activations in float32", got=got)
     floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float and not _is_exact(n)}
     infos = [ml_dtypes.finfo(d.numpy) for d in floats or {f32}]
     unit, tiny = max(float(i.eps) / 2 for i in infos), max(float(i.smallest_normal) for i in infos)
