@@ -63,7 +63,7 @@ class RowOfLevels:
     def sums(self, top: Block, first_column: Expr, k_range: tuple[Expr, Expr], row: Callable[[], Read]) -> list[Expr]:
         """Each product's sums of the columns from `first_column` on. k_range: the bounds of the reduction. row: starts
         reading the row, after the first words are loaded."""
-        columns = [_Column.of(self, top, k.add(first_column, integer(c))) for c in range(self.tiling.columns)]
+        columns = [_Column.of(self, top, first_column, c) for c in range(self.tiling.columns)]
         tile = self.blocks, self.words
         zero = Lit(f32, tile[0] * tile[1], 0.0, tile=tile)
         pairs = [(b, c) for b in range(len(self.bs)) for c in columns]
@@ -126,11 +126,10 @@ class RowOfLevels:
             k.mul(k.lane_indices(self.blocks, 0), integer(self.words)),
         )
         row_words = -(-prod(self._reduce) // self.step) * self.words
-        offset = k.add(k.add(begin, k.lane_indices(self.words, 1)), k.mul(column.number, integer(row_words)))
-        tile = self.blocks, self.words
-        return k.spread(
-            read_at(block, levels.buffer, block.let(offset, "place"), all_of(in_bounds, column.in_bounds)), tile
-        )
+        offset = k.add(k.add(begin, k.lane_indices(self.words, 1)), k.mul(column.first, integer(row_words)))
+        offset = k.add(block.let(offset, "place"), integer(column.number * row_words))
+        value = read_at(block, levels.buffer, offset, all_of(in_bounds, column.in_bounds))
+        return k.spread(value, (self.blocks, self.words))
 
     def _parameters(self, block: Block, b: int, column: _Column, at: Expr) -> list[list[Expr]]:
         """The zeros and scales of each block or, if a block has several, of each part of its terms."""
@@ -148,8 +147,9 @@ class RowOfLevels:
     def _parameter(block: Block, p: Parameter, column: _Column, index: Sequence[Expr], live: Expr | None) -> Expr:
         if isinstance(p.source, Lit):
             return p.source
-        base = k.add(integer(p.offset), offset_of(column.index, p.columns))
-        return read_at(block, p.source, ix.add(base, offset_of(index, p.reduce)), all_of(live, column.in_bounds))
+        offset = block.let(ix.add(offset_of(column.index, p.columns), offset_of(index, p.reduce)), "place")
+        offset = k.add(offset, integer(p.offset + column.run * sum(p.columns[-1:])))
+        return read_at(block, p.source, offset, all_of(live, column.in_bounds))
 
     def _terms(self, block: Block, at: Expr, read: Read) -> list[Expr]:
         """The row's terms for each level of a word."""
@@ -200,20 +200,24 @@ class RowOfLevels:
 
 @dataclass(frozen=True)
 class _Column:
-    """One column of a program: its number, its index, and whether it is in bounds."""
+    """A program's column `number`, behind its column `first`. index: of the column `run` before it along the innermost
+    axis, so that columns of one run share it. in_bounds: whether the column is."""
 
-    number: Expr
+    first: Expr
+    number: int
     index: tuple[Expr, ...]
+    run: int
     in_bounds: Expr | None
 
     @staticmethod
-    def of(row: RowOfLevels, top: Block, number: Expr) -> _Column:
-        extents = row._columns
-        width = prod(extents)
-        number = top.let(number, "column")
-        in_bounds = top.let(k.binary("lt", number, integer(width)), "live") if width % row.tiling.columns else None
-        index = tuple(top.let(e, "i") for e in ix.delinearize(number, extents, top.multiples))
-        return _Column(number, index, in_bounds)
+    def of(row: RowOfLevels, top: Block, first: Expr, number: int) -> _Column:
+        *outer, inner = row._columns or (1,)
+        width, columns = prod(outer) * inner, row.tiling.columns
+        own = top.let(k.add(first, integer(number)), "column")
+        in_bounds = top.let(k.binary("lt", own, integer(width)), "live") if width % columns else None
+        is_run = not outer or inner % columns == 0
+        index = tuple(top.let(e, "i") for e in ix.delinearize(first if is_run else own, row._columns, top.multiples))
+        return _Column(first, number, index, number if is_run else 0, in_bounds)
 
 
 def _bit_position(part: int, bits: int) -> int:
