@@ -29,6 +29,7 @@ from ingot.ir.kernel.arithmetic import (
     fma64,
     lanes_of,
     round_to,
+    to_tf32,
     widen,
     wrap,
 )
@@ -496,4 +497,5 @@ def _tile_function(e: TileExpr) -> Callable[..., np.ndarray]:
             return lambda a: reduce(ARITHMETIC[e.fn], np.moveaxis(a, e.axis, 0))
         case k.ScanAxis():
             return lambda a: np.stack([*accumulate(np.moveaxis(a, e.axis, 0), ARITHMETIC[e.fn])], e.axis)
-    return lambda a, b, c: c + a.astype(c.dtype) @ b.astype(c.dtype)
+    read = to_tf32 if isinstance(e, k.TileProduct) and e.tf32 else np.asarray
+    return lambda a, b, c: c + read(a.astype(c.dtype)) @ read(b.astype(c.dtype))

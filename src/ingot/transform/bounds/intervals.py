@@ -392,7 +392,7 @@ def _unbounded(node: Node) -> Interval:
 def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     """From center c and radius r: the center c * w and the radius r * |w|, with the errors of both sums in r."""
     op, (a, b) = in_f64(node.op), xs
-    error = c.rounding.of_sum(contracted_terms(node))
+    error = c.rounding.of_contraction(node, contracted_terms(node))
     are_exact = [c.is_exact(x) for x in node.inputs]
     if not any(are_exact):
         return _bilinear(c, node, op, a, b, error)
