@@ -406,6 +406,17 @@ def test_masks_of_proposals(lm: ingot.LanguageModel) -> None:
     assert len(constraint.biases([b])) == 2 and not constraint.is_done
 
 
+def test_a_draft_reads_few_tokens_one_by_one(lm: ingot.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After proposals that were all accepted it has to read two, for which a chunk is padded to more."""
+    parts, run = list[Any](), Stepper.run
+    monkeypatch.setattr(Stepper, "run", lambda self, these: (parts.extend(these), run(self, these))[1])
+    with lm.engine(sequences=1, draft=lm) as engine:
+        ids = prompts(1)[0]
+        assert ids_of(engine.submit(ids, lm.request(**GREEDY))) == lm.generate(ids, **GREEDY)
+    later = [part for part in parts if part.start >= len(ids)]
+    assert not any(part.is_chunk for part in later) and {len(part.ids) for part in later} >= {1, 2}
+
+
 def test_repeated_text_is_looked_up(lm: ingot.LanguageModel) -> None:
     """Tokens that a bias forces into a circle are found."""
     how = {**GREEDY, "max_tokens": 60, "logit_bias": {i: -1e4 for i in range(260) if i != 65}}
