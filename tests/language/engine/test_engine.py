@@ -305,6 +305,24 @@ def test_what_fails_is_told_and_others_go_on(lm: ingot.LanguageModel) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_are_an_error(value: float, tmp_path: Path) -> None:
+    """Not an answer of some tokens, nor an error about the grammar of the request."""
+    delta = np.zeros((260, 32), np.float32)
+    delta[70] = value  # times numbers of both signs
+    broken = ingot.LanguageModel(write(tmp_path / "m.gguf", added={"output.weight": delta}), context=64, threads=1)
+    with broken.engine(sequences=2) as engine:
+        for options in ({"temperature": 0}, {"temperature": 1}, {"logprobs": 2}, {"schema": True}):
+            how: dict[str, Any] = {"max_tokens": 4, **options}
+            answers = [engine.submit([1, 2], broken.request(**how)) for _ in range(2)]
+            for answer in answers:
+                with pytest.raises(IngotError, match="logits after 2 tokens: expected finite numbers"):
+                    ids_of(answer)
+            with pytest.raises(IngotError, match="logits after 2 tokens"):
+                broken.generate([1, 2], **how)
+        assert engine.statistics().pages_used == 0
+
+
 # --- through LanguageModel
 
 
