@@ -70,6 +70,28 @@ class Reciprocal(Form):
 
 
 @dataclass(frozen=True)
+class Power(Form):
+    """x^exponent, for a finite exponent other than 0."""
+
+    name: ClassVar[str] = "power_form"
+    exponent: float = 4.0
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.power(x, self.exponent)
+
+
+@dataclass(frozen=True)
+class Remainder(Form):
+    """The remainder of x / divisor with the sign of x, for a finite divisor above 0."""
+
+    name: ClassVar[str] = "remainder_form"
+    divisor: float = 1.0
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.fmod(x, self.divisor)
+
+
+@dataclass(frozen=True)
 class Silu(Form):
     """x * logistic(x)."""
 
@@ -243,6 +265,8 @@ def _is_nonnegative(node: Node, known: dict[Node, bool]) -> bool:
         return node.inputs[0].dtype == boolean
     if isinstance(op, (Square, ops.Exp, ops.Logistic)):
         return True
+    if isinstance(op, Power):  # of an even exponent, or NaN below 0
+        return op.exponent % 2 != 1
     if isinstance(op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
         return op.kind == "sum" and is_nonnegative(node.inputs[0], known)
     keeps_sign = op.rearranges or isinstance(op, (ops.Convert, ops.Concat, ops.Mul, ops.Add, Reciprocal))
