@@ -17,7 +17,7 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, f32, f64
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
-from ingot.runtime.tensors import host_array, is_tensor
+from ingot.runtime.tensors import host_array
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
 from ingot.transform.bounds.graph import Question, bound_graph
@@ -300,14 +300,6 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
 
 
-def _for_numpy(value: Any) -> Any:
-    """A tensor in a form that numpy accepts: detached, and bfloat16 as float32."""
-    if not is_tensor(value):
-        return value
-    value = value.detach()
-    return value.float() if str(value.dtype) == "torch.bfloat16" else value
-
-
 def opened_for(model: Any, x: Any, dynamic: Any) -> Opened:
     """The opened model. Positional arguments serve as its example inputs where it needs them."""
     request = Request(_arguments(x)[0] or None, dynamic)
@@ -332,7 +324,7 @@ def flat_inputs(opened: Opened, x: Any, direction: int = 0) -> list[np.ndarray]:
         raise InputError("x", expected=f"{len(inputs)} inputs", got=len(flat))
     arrays: list[np.ndarray] = []
     for node, value in zip(inputs, flat, strict=True):
-        array = host_array(_for_numpy(value), _label(node))
+        array = host_array(value, _label(node))
         if node.dtype.is_float != (array.dtype.kind == "f" or array.dtype.kind == "V"):
             raise InputError(_label(node), expected=str(node.type), got=str(array.dtype))
         if not node.dtype.is_float:

@@ -204,7 +204,7 @@ class Search:
     def counterexample(self, goal: Goal, box: Alternative, point: np.ndarray) -> Verdict | None:
         """REFUTED if the compiled model confirms the point, else None."""
         flat = point.reshape(-1).astype(np.float64)
-        if (flat < box.lower).any() or (flat > box.upper).any():
+        if not ((flat >= box.lower) & (flat <= box.upper)).all():
             return None
         y = np.asarray(self.program.run([np.ascontiguousarray(point)])[0])
         values = np.concatenate([flat, y.reshape(-1).astype(np.float64)]) if self.mixes(goal) else y.reshape(-1)
@@ -253,9 +253,9 @@ class Search:
                 if verdict is not None:
                     return verdict
             rows, influence = self.bound(bounds, lows, highs, count)
-            is_first, self.boxes = not self.boxes, self.boxes + len(lows)
+            self.boxes += len(lows)
             is_open = ~goal.is_excluded(rows > limits)
-            if is_first and is_open.any() and is_wide and self.method != "ibp":
+            if batches == 1 and is_open.any() and is_wide and self.method != "ibp":
                 box_ends = [v[0].reshape(self.shape) for v in (lows, highs)]
                 improved, hinge_ends = slopes_of(bounded, options).run(box_ends, limits, _SLOPE_STEPS, self.deadline)
                 rows = np.fmax(rows, improved)
