@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ingot
+from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f64
@@ -17,6 +18,7 @@ from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
 from ingot.transform.bounds.forms import Form, Power, Remainder
 from ingot.transform.bounds.functions import function_of, interval_of_function
+from ingot.transform.bounds.intervals import Intervals
 from ingot.transform.bounds.lines import lines_of_function
 from ingot.transform.bounds.rounding import Interval, Rounding
 
@@ -127,6 +129,16 @@ def test_an_order_that_is_fixed_is_linear() -> None:
     np.testing.assert_allclose([lower[0], upper[0]], 0, atol=1e-6)
     lower, upper = ingot.bounds(Difference(), x, eps=0.6, method="crown")  # now any two neighbours may meet
     assert (lower <= -0.9).all() and (upper >= 0.9).all()
+
+
+def test_unknown_elements_may_have_any_place() -> None:
+    lower, upper, x = (Input(name, TensorType(f64, (3,)))() for name in ("lower", "upper", "x"))
+    c = Intervals({x: Interval(Term(lower), Term(upper))}, Rounding())
+    y = ops.Sort(0)(x)
+    c.add([y])
+    graph = lower_model_ops(Graph((lower, upper), (c.of(y).lower.node, c.of(y).upper.node)))
+    low, high = interpret(graph, [np.array([2.0, np.nan, 1.0]), np.array([4.0, np.nan, 3.0])])
+    assert low.tolist() == [-np.inf, 1, 2] and high.tolist() == [3, 4, np.inf]
 
 
 def test_what_follows_a_perturbed_order_is_refused() -> None:

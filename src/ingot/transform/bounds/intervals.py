@@ -149,13 +149,21 @@ class Intervals:
 
 @_interval(
     ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Slice, ops.Windows, ops.Pad, ops.Concat, ops.Reverse,
-    ops.Max, ops.Min, ops.And, ops.Or, ops.Sign, ops.Floor, ops.Ceil, ops.RoundEven, ops.RoundAway, ops.Sort,
+    ops.Max, ops.Min, ops.And, ops.Or, ops.Sign, ops.Floor, ops.Ceil, ops.RoundEven, ops.RoundAway,
 )  # fmt: skip
 def _rising(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     """Each element of the result rises with the operands' or stays."""
     return Interval(
         *(Term(node.op(*(x.node for x in side))) for side in ([x.lower for x in xs], [x.upper for x in xs]))
     )
+
+
+@_interval(ops.Sort)
+def _sorted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    """Each place of the result rises with the operand. Bounds that are NaN, which are none, are no last elements."""
+    (x,) = xs
+    ends = ((x.lower, -_INF), (x.upper, _INF))
+    return Interval(*(where(v.equals(v), v, none).map(node.op) for v, none in ends))
 
 
 @_interval(ops.Gather, ops.DynamicSlice)
