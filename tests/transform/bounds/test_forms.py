@@ -24,7 +24,7 @@ from ingot.transform.bounds.rounding import Interval, Rounding
 
 FORMS: list[Power | Remainder] = [
     *(Power(p) for p in (-2.5, -2.0, -0.3, 0.3, 0.9, 1.0, 1.1, 2.2, 4.0, 5.0, 6.0, 7.0, 31.5)),
-    *(Remainder(d) for d in (1.0, 0.3, 7.5, 1e-3, 3e38)),
+    *(Remainder(d, floored) for d in (1.0, 0.3, 7.5, 1e-3, 3e38) for floored in (False, True)),
 ]
 POINTS = 50  # in each of 2,000 intervals
 HOSTILE = [0.0, -0.0, 5e-324, -5e-324, 1e-310, 2.0**-1022, 1e-40, 1.0, -1.0, 0.3, 7.5, -15.0, 1e5, -1e5, 1e30, 1e300]
@@ -62,7 +62,7 @@ def test_lines_and_intervals(form: Power | Remainder) -> None:
         points = np.where(share < 1, finite_lower * (1 - share) + finite_upper * share, finite_upper)
         points = np.clip(points, finite_lower, finite_upper)
         exact = points.astype(np.longdouble)
-        y = np.fmod(exact, form.divisor) if isinstance(form, Remainder) else exact ** np.longdouble(form.exponent)
+        y = form.compute(exact)
         # NaN is outside the domain, where bounds are infinite; a bound that is NaN is none, as in `from_f64`
         is_undefined = np.isnan(y)
         low, high = np.where(np.isnan(low), -np.inf, low), np.where(np.isnan(high), np.inf, high)
@@ -85,6 +85,20 @@ def test_lines_are_tight() -> None:
     np.testing.assert_allclose(low, [0.1, 0.2, -0.9, -0.5, 0, -1], atol=1e-12)
     np.testing.assert_allclose(high, [0.9, 0.9, -0.1, 0.5, 1, 1], atol=1e-12)
     assert slope.tolist() == [1, 1, 1, 1, 0, 0]
+    low, high, slope, *_ = interpret(_graph(Remainder(1.0, floored=True), 6), list(ends))
+    np.testing.assert_allclose(low, [0.1, 0.2, 0.1, 0, 0, 0], atol=1e-12)
+    np.testing.assert_allclose(high, [0.9, 0.9, 0.9, 1, 1, 1], atol=1e-12)
+    assert slope.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_a_floored_remainder_is_found() -> None:
+    class Mod(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.remainder(x, 2.0)
+
+    lower, upper = ingot.bounds(Mod(), torch.tensor([[-3.0, -0.5, 0.1]]), eps=0.25)
+    np.testing.assert_allclose(lower, [[0.75, 1.25, 0]], atol=1e-6)
+    np.testing.assert_allclose(upper, [[1.25, 1.75, 2]], atol=1e-6)
 
 
 class Powers(nn.Module):

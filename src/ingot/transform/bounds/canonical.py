@@ -15,6 +15,7 @@ while              ->  its unrolled iterations, where the trip count is a consta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -229,6 +230,7 @@ def _core_rules(trees: bool) -> RuleSet:
         Rule("clamp", ops.Clamp, _floats_only(lambda n: ops.Min()(ops.Max()(n.inputs[1], n.inputs[0]), n.inputs[2]))),
         Rule("abs", ops.Abs, _floats_only(lambda n: Hinge(-1.0, 1.0)(*n.inputs))),
         Rule("select", ops.Select, _floats_only(_leaky)),
+        Rule("floored", ops.Select, _floats_only(_floored)),
         Rule("mul", ops.Mul, _floats_only(_mul)),
         Rule("log1p", ops.Log1p, _floats_only(lambda n: ops.Log()(ops.add(n.inputs[0], 1.0)))),
         Rule("power", ops.Pow, _floats_only(_power)),
@@ -318,6 +320,18 @@ def _power(n: Node) -> Node | None:
 def _remainder(n: Node) -> Node | None:
     divisor = splat_of(n.inputs[1])
     return Remainder(abs(float(divisor)))(n.inputs[0]) if divisor and np.isfinite(divisor) else None
+
+
+def _floored(n: Node) -> Node | None:
+    """r < 0 ? r + d : r of a remainder r of x / d, where r != 0 may be asked besides."""
+    condition, shifted, r = n.inputs
+    if not isinstance(r.op, Remainder) or not isinstance(shifted.op, ops.Add) or r not in shifted.inputs:
+        return None
+    (other,) = [v for v in shifted.inputs if v is not r] or [r]
+    tests = condition.inputs if isinstance(condition.op, ops.And) else (condition,)
+    asked = {getattr(v.op, "direction", "") for v in tests if v.inputs[0] is r and splat_of(v.inputs[-1]) == 0}
+    is_below = asked in ({"LT"}, {"LT", "NE"}) and len(asked) == len(tests)
+    return replace(r.op, floored=True)(*r.inputs) if is_below and splat_of(other) == r.op.divisor else None
 
 
 def _sorted(n: Node) -> Node | None:

@@ -82,13 +82,14 @@ class Power(Form):
 
 @dataclass(frozen=True)
 class Remainder(Form):
-    """The remainder of x / divisor with the sign of x, for a finite divisor above 0."""
+    """The remainder of x / divisor, for a finite divisor above 0: with the sign of x, or, floored, at least 0."""
 
     name: ClassVar[str] = "remainder_form"
     divisor: float = 1.0
+    floored: bool = False
 
     def compute(self, x: np.ndarray) -> np.ndarray:
-        return np.fmod(x, self.divisor)
+        return (np.mod if self.floored else np.fmod)(x, self.divisor)
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,8 @@ def _is_nonnegative(node: Node, known: dict[Node, bool]) -> bool:
         return True
     if isinstance(op, Power):  # of an even exponent, or NaN below 0
         return op.exponent % 2 != 1
+    if isinstance(op, Remainder) and op.floored:
+        return True
     if isinstance(op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
         return op.kind == "sum" and is_nonnegative(node.inputs[0], known)
     keeps_sign = op.rearranges or isinstance(op, (ops.Convert, ops.Concat, ops.Mul, ops.Add, Reciprocal))

@@ -16,7 +16,7 @@ from ingot.transform.bounds.forms import Elu, Power, Reciprocal, Remainder, Silu
 from ingot.transform.bounds.rounding import F64_EPSILON, Interval, Rounding, maximum, minimum, outward, where
 
 CONVEX, CONCAVE, S_SHAPED, WAVE, PERIODIC = "convex", "concave", "s-shaped", "wave", "periodic"
-REVERSED_S, SAWTOOTH = "reversed s", "sawtooth"
+REVERSED_S, SAWTOOTH, FLOORED = "reversed s", "sawtooth", "floored sawtooth"
 ABOVE_ZERO, FROM_ZERO = "x > 0", "x >= 0"
 _INF = float("inf")
 
@@ -27,9 +27,9 @@ class Function:
 
     shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -inflection to
     inflection, concave; PERIODIC: cos(x - peak); REVERSED_S: concave below 0 and convex above; SAWTOOTH: the remainder
-    of x / period with the sign of x. minimum: (argument, a lower bound of the value) for a function that
-    decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is defined; empty for
-    everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
+    of x / period with the sign of x; FLOORED: at least 0. minimum: (argument, a lower bound of the value) for a
+    function that decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is
+    defined; empty for everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
     program. error: the largest distance of the op from this function over the real numbers.
     """
 
@@ -130,10 +130,22 @@ def _power(op: Op) -> Function:
 
 
 def _remainder(op: Op) -> Function:
-    d = cast("Remainder", op).divisor
-    return Function(
-        lambda x: _of_number(ops.Rem(), x, d), lambda x: t.full(x.shape, 1.0, x.dtype), SAWTOOTH, period=d, ulps=0.0
-    )
+    form = cast("Remainder", op)
+    d = form.divisor
+
+    def signed(x: Term) -> Term:
+        return _of_number(ops.Rem(), x, d)
+
+    def floored(x: Term) -> Term:
+        y = signed(x)
+        return where(y < 0.0, y + d, y)
+
+    def one(x: Term) -> Term:
+        return t.full(x.shape, 1.0, x.dtype)
+
+    if form.floored:
+        return Function(floored, one, FLOORED, period=d, ulps=0.5, error=d * F64_EPSILON)
+    return Function(signed, one, SAWTOOTH, period=d, ulps=0.0)
 
 
 _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
@@ -191,6 +203,9 @@ def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interv
         is_line = is_one_tooth(f, x)
         lower = where(is_line, ends[0], where(x.lower >= 0.0, 0.0, maximum(x.lower, -f.period)))
         upper = where(is_line, ends[1], where(x.upper <= 0.0, 0.0, minimum(x.upper, f.period)))
+    if f.shape == FLOORED:
+        is_line = is_one_tooth(f, x)
+        lower, upper = where(is_line, ends[0], 0.0), where(is_line, ends[1], f.period)
     absolute = rounding.floor + f.error + (f.slack if rounding.unit else 0.0)
     lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
     if (defined := is_defined(f, x.lower)) is not None:
@@ -206,10 +221,12 @@ def _has_peak(peak: float, x: Interval) -> Term:
 
 
 def is_one_tooth(f: Function, x: Interval) -> Term:
-    """Whether a SAWTOOTH is x less a constant in the whole interval. In f64 the remainder is exact, and so is the
-    comparison of a rounded width with the period; over the end of a tooth the remainder of the upper end is the smaller
-    one."""
+    """Whether a SAWTOOTH or one that is FLOORED is x less a constant in the whole interval: over the end of a tooth the
+    remainder of the upper end is the smaller one. The remainder is exact in f64, and so is the comparison of a rounded
+    width with the period; a floored one rounds once."""
+    width, rises = x.upper - x.lower, f.value(x.lower) <= f.value(x.upper)
+    if f.shape == FLOORED:
+        return (width < f.period * (1 - 2.0**-40)) & rises
     is_around_zero = (x.lower > -f.period) & (x.upper < f.period)
     has_one_sign = t.term(t.logical_or(x.lower >= 0.0, x.upper <= 0.0))
-    is_narrow = (x.upper - x.lower < f.period) & (f.value(x.lower) <= f.value(x.upper))
-    return is_around_zero | (has_one_sign & is_narrow)
+    return is_around_zero | (has_one_sign & (width < f.period) & rises)

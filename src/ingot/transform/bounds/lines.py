@@ -18,6 +18,7 @@ from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.functions import (
     CONCAVE,
     CONVEX,
+    FLOORED,
     PERIODIC,
     REVERSED_S,
     S_SHAPED,
@@ -112,7 +113,7 @@ def _lines_of_shape(f: Function, x: Interval) -> Lines:
         return _lines_of_shape(mirrored, x).swapped
     if f.shape == PERIODIC:
         return _periodic(f, x)
-    if f.shape == SAWTOOTH:
+    if f.shape in (SAWTOOTH, FLOORED):
         return _sawtooth(f, x)
     return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)
 
@@ -298,7 +299,7 @@ def _periodic(f: Function, x: Interval) -> Lines:
 def _sawtooth(f: Function, x: Interval) -> Lines:
     """x less a constant within a tooth, else constants."""
     is_line, ends = is_one_tooth(f, x), interval_of_function(Rounding(), f, x)
-    offset, error = f.value(x.lower) - x.lower, x.magnitude * _ERROR + F64_UNDERFLOW
+    offset, error = f.value(x.lower) - x.lower, x.magnitude * _ERROR + (F64_UNDERFLOW + f.error)
     slope = where(is_line, t.full(x.lower.shape, 1.0, x.lower.dtype), 0.0)
     return Lines(
         Line(slope, where(is_line, offset - error, ends.lower)), Line(slope, where(is_line, offset + error, ends.upper))
