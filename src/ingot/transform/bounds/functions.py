@@ -29,8 +29,8 @@ class Function:
     inflection, concave; PERIODIC: cos(x - peak); REVERSED_S: concave below 0 and convex above; SAWTOOTH: the remainder
     of x / period with the sign of x; FLOORED: at least 0. minimum: (argument, a lower bound of the value) for a
     function that decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is
-    defined; empty for everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
-    program. error: the largest distance of the op from this function over the real numbers.
+    defined; empty for everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the
+    absolute error of the program. error: the largest distance of the op from this function over the real numbers.
     """
 
     value: Callable[[Term], Term]
