@@ -23,7 +23,7 @@ from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Graph, Node, Op, const, rebuild, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
-from ingot.ir.types import DType, boolean, f32
+from ingot.ir.types import DType, boolean, f32, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.constants import is_constant, value_of
@@ -49,6 +49,7 @@ from ingot.transform.bounds.forms import (
     Square,
     Unknown,
 )
+from ingot.transform.bounds.rounding import Rounding
 
 _MASKED_SCORE = {
     16: -6e4,
@@ -59,13 +60,15 @@ _MAX_LARGEST_OPERANDS = 64
 _MAX_TREE_TAPS = 1 << 12  # of a maximum that is lowered to a tree
 
 
-def canonical(graph: Graph, trees: bool = True, has_winograd: bool = False) -> Graph:
+def canonical(graph: Graph, rounding: Rounding, trees: bool = True) -> Graph:
     """See the module's docstring. Constants are folded in the model's own types first, so that they equal those of the
-    program. trees: whether maxima over windows become trees of binary maxima. has_winograd: whether transposed
-    convolutions are split as the program splits them, as their parts may be computed by Winograd's algorithm."""
-    model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
-    lowered = lower_model_ops(model)
-    core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if has_winograd else lowered))))
+    program; only batch norms stay out of rounded weights for bounds over the real numbers. trees: whether maxima over
+    windows become trees of binary maxima. rounding: with Winograd's algorithm transposed convolutions are split as the
+    program splits them, as their parts may be computed by it."""
+    folded = fold_constants(graph)
+    norms = fold_batch_norm(folded) if rounding.unit else rewrite(folded, _norm_rules(), mandatory=True)
+    lowered = lower_model_ops(rewrite(norms, _model_rules(), mandatory=True))
+    core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if rounding.winograd else lowered))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
 
 
@@ -167,6 +170,19 @@ def _check_ranges(graph: Graph, dtype: DType) -> None:
 
 
 # --- MODEL ops whose ordinary lowering would make bounds loose
+
+
+@cache
+def _norm_rules() -> RuleSet:
+    return rules(Rule("batch-norm", ops.BatchNorm, _batch_norm))
+
+
+def _batch_norm(n: Node) -> Node | None:
+    """Scales and offsets in f64, as those in the model's type are rounded."""
+    assert isinstance(n.op, ops.BatchNorm)
+    if n.dtype == f64 or not all(map(is_constant, n.inputs[1:])):
+        return None
+    return ops.cast(n.op.lower(*(ops.cast(v, f64) for v in n.inputs)), n.dtype)
 
 
 @cache
