@@ -17,7 +17,7 @@ from ingot.runtime.cuda import context as contexts
 from ingot.runtime.cuda import device as cuda
 from ingot.runtime.cuda import graphs, runs
 from ingot.runtime.cuda.device import CudaDevice, Loaded
-from ingot.runtime.program import Program
+from ingot.runtime.program import Buffer, Program, TensorSpec
 from ingot.runtime.state import StateTensors
 from ingot.support.cubins import KernelCode, MatrixCode, pack, unpack
 from ingot.support.errors import ArtifactError, DeviceError, InputError
@@ -532,6 +532,18 @@ def test_graphs_of_the_latest_sizes_are_kept(fake: FakeDriver) -> None:
     live_before = {*fake.live}
     run(loaded, np.ones(2, np.float32))
     assert live_before == {*fake.live}
+
+
+def test_values_of_an_input_are_sizes(fake: FakeDriver) -> None:
+    program = twice()
+    sizes = TensorSpec("sizes", "i64", (1,), (("n",),))
+    buffer = Buffer(len(program.buffers), "input", 8, index=1)
+    loaded = Loaded(replace(program, inputs=(*program.inputs, sizes), buffers=(*program.buffers, buffer)))
+    context = loaded.claim()
+    try:
+        assert context.bind(((5,), (1,), (5,))).nbytes == [20, 8, 20]
+    finally:
+        context.release()
 
 
 @pytest.mark.parametrize("name", ["allocate", "to_device", "fill", "add_kernel", "instantiate", "launch", "to_host"])

@@ -150,3 +150,25 @@ def test_zeros_that_are_no_integers() -> None:
     w = ops.reshape(ops.Dequantize()(const(q), const(zero), const(scale)), (6, 128))
     data = Input("x", TensorType(f16, (1, 128)))()
     agrees(Graph((data,), (DOT(data, w),)), RNG.normal(size=(1, 128)).astype(np.float16), 2e-3)
+
+
+@pytest.mark.parametrize(("bits", "block", "kind", "rows", "depth", "columns"), [
+    (4, 32, ml_dtypes.bfloat16, 16, 1152, 70),
+    (4, 16, np.float32, 9, 48, 20),
+    (4, 128, np.float16, 130, 768, 130),
+    (4, 24, np.float16, 6, 96, 21),
+    (8, 32, np.float16, 70, 96, 33),
+    (8, 12, np.float32, 7, 84, 21),
+])  # fmt: skip
+def test_rows_read_the_words_of_one_row(bits: int, block: int, kind: type, rows: int, depth: int, columns: int) -> None:
+    """Columns whose last k-step is not whole, blocks shorter than a product of tensor cores."""
+    weights = levels(bits, block)(depth, columns, kind)
+    packs: list[int] = []
+    for count in (rows, 1):
+        x = Input("x", TensorType(dtype_of(np.empty(0, kind)), (count, depth)))()
+        graph = Graph((x,), (DOT(x, weights),))
+        agrees(graph, RNG.normal(size=(count, depth)).astype(kind), 1e-5 if kind == np.float32 else 2e-2)
+        packs.append(planned(graph, H100)[0].weights.nbytes)
+    assert packs[0] == packs[1]
+    both = Graph((x, y := Input("y", TensorType(x.dtype, (rows, depth)))()), (DOT(x, weights), DOT(y, weights)))
+    assert planned(both, H100)[0].weights.nbytes == packs[0]

@@ -40,7 +40,8 @@ class Instance(Binding):
         communicators: Communicators | None,
     ) -> None:  # fmt: skip
         super().__init__(program, shapes)
-        arguments = [prod(shape) * itemsize(spec.dtype) for spec, shape in zip(program.arguments, shapes, strict=True)]
+        specs = zip(program.arguments, shapes, strict=False)  # behind the shapes are values that are sizes
+        arguments = [prod(shape) * itemsize(spec.dtype) for spec, shape in specs]
         state = arguments[len(program.inputs) :]
         self.nbytes = [*arguments, *state, *(nbytes for _, _, nbytes in self.results)]
         self.first_result = len(arguments)

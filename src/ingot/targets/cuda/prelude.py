@@ -1,6 +1,8 @@
 """Triton functions that printed kernels call, prepended to each kernel. EARLY: whether a kernel may start before its
 producers have ended."""
 
+from functools import reduce
+
 PRELUDE = '''\
 import triton
 import triton.language as tl
@@ -69,6 +71,14 @@ def exp2_narrow(a):
 
 
 @triton.jit
+def masked_or(a, mask, bits):
+    """(a & mask) | bits as one instruction. Of two immediate operands the assembler makes two."""
+    return tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [a, mask, bits], tl.uint32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def quotient(a, b):
     """a / b by the hardware's 1 / b and what is left, without the branch of `div_rn` for numbers at the ends of the
     range. Where a quotient and the remainder are too small, the first digits are right."""
@@ -93,6 +103,9 @@ def scaled_f64(a, n):
 _CUDA_IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice\n"
 _CUDA_EXP2 = 'tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1)'
 _CUDA_INVERSE = 'tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [b], tl.float32, is_pure=True, pack=1)'
+_CUDA_MASKED_OR = """tl.inline_asm_elementwise(
+        "lop3.b32 $0, $1, $2, $3, 0xEA;", "=r,r,r,r", [a, mask, bits], tl.uint32, is_pure=True, pack=1
+    )"""
 _HIP_FUNCTIONS = '''\
 from triton.language.extra.hip import libdevice
 
@@ -140,9 +153,13 @@ def clz(a):
     return width - popc(n.to(tl.int64, bitcast=True))
 '''
 # the same functions for AMD's GPUs, whose kernels never start early
-HIP_PRELUDE = (
-    PRELUDE.replace(_CUDA_IMPORT, _HIP_FUNCTIONS).replace(_CUDA_EXP2, "tl.exp2(a)").replace(_CUDA_INVERSE, "1.0 / b")
-)
-assert all(text in PRELUDE for text in (_CUDA_IMPORT, _CUDA_EXP2, _CUDA_INVERSE))
+_HIP_TEXTS = {
+    _CUDA_IMPORT: _HIP_FUNCTIONS,
+    _CUDA_EXP2: "tl.exp2(a)",
+    _CUDA_INVERSE: "1.0 / b",
+    _CUDA_MASKED_OR: "a & mask | bits",
+}
+assert all(text in PRELUDE for text in _HIP_TEXTS)
+HIP_PRELUDE = reduce(lambda prelude, text: prelude.replace(text, _HIP_TEXTS[text]), _HIP_TEXTS, PRELUDE)
 
 __all__ = ["HIP_PRELUDE", "PRELUDE"]

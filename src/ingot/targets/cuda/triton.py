@@ -286,6 +286,8 @@ class _Text:
                 return _unary(e, self.tensor(e.a))
             case k.Binary() if e.fn in ("ashr", "lshr"):
                 return _shift(e, self.tensor(e.a), self.tensor(e.b))
+            case k.Binary(fn="or", a=k.Binary(fn="and", a=x, b=k.Lit() as mask), b=k.Lit() as bits) if e.dtype == u32:
+                return f"masked_or({', '.join(map(self.tensor, (x, mask, bits)))})"
             case k.Binary():
                 return _binary(e, *self.operands(e, e.a, e.b))
             case k.Fma():
@@ -346,9 +348,15 @@ class _Text:
             "0" if e.dtype not in NARROW_FORMATS else _typed_literal(k.Lit(e.dtype, 1, 0))
         )  # Triton would convert a plain number
         mask = f", mask={self.operands(e, e.mask, e.index)[0]}, other={other}" if e.mask is not None else ""
-        index = self.of(e.index) if e.index.tile is None else self.tensor(e.index)
-        text = f"tl.load({_name(e.buffer.name)} + {index}{mask})"
+        text = f"tl.load({_name(e.buffer.name)} + {self.offset(e.index)}{mask})"
         return f"({text} != 0)" if e.dtype == boolean else text
+
+    def offset(self, index: k.Expr) -> str:
+        """An index behind an address. Its literal is added to the address, where the hardware adds it for nothing."""
+        match index:
+            case k.Binary(fn="add", a=a, b=k.Lit() as literal) if id(index) not in self.names:
+                return f"{self.tensor(a)} + {self.of(literal)}"
+        return self.of(index) if index.tile is None else self.tensor(index)
 
     def lookup(self, e: k.Lookup) -> str:
         """A tree of selects by the bits of the index, as Triton has no tables."""

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
+from ingot.ir.kernel import Buffer, Expr, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType
@@ -45,7 +45,7 @@ from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy, needs_term_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.contraction.levels import MAX_STEP, Levels, levels_of
+from ingot.schedule.gpu.contraction.levels import MIN_TERMS, Levels, levels_of
 from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.gpu.contraction.reduction import (
     TermBlocks,
@@ -55,6 +55,7 @@ from ingot.schedule.gpu.contraction.reduction import (
 )
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
+from ingot.schedule.gpu.contraction.tile_of_levels import TileOfLevels
 from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, vectors_first
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
@@ -67,6 +68,7 @@ from ingot.support.dataclass import dataclass
 ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
 MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its programs adds
 MIN_BLOCK_TERMS = 32  # of a k-step
+MAX_FEW_ROWS = 64  # of A, whose products with levels take less time than what loads these
 MIN_RUN = 16  # elements side by side of rows and of columns that are read in blocks of terms
 
 
@@ -101,15 +103,6 @@ class _Copy:
     source: _Operand
     arg: Arg
     result: Arg
-
-
-@dataclass(frozen=True)
-class _BReader:
-    """The loads of B: `begin_step(block, k)` starts a k-step and returns a function that reads each of its `halves`, by
-    the k at which it starts and its number."""
-
-    halves: int
-    begin_step: Callable[[Block, Expr], Callable[[Block, Expr, int], Expr]]
 
 
 def tiles_of(t: Tiling) -> tuple[Tile, ...]:
@@ -165,7 +158,7 @@ class _Product:
             axes = (*loops.batch, *loops.cols, *loops.reduce)
         if constant[b_at] and not of_levels:
             pack = repack(axes, b_at, b_layout.offset, operands_in_memory[1].dtype)
-        packed_levels = levels_of(body, anchor, ins, operands.ins, a_layout, loops, MAX_STEP) if of_levels else None
+        packed_levels = levels_of(body, anchor, ins, operands.ins, a_layout, loops) if of_levels else None
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
         needs_copy = (
@@ -185,14 +178,17 @@ class _Product:
             )
             box_loops = packed_loops(loops, axes) if pack or needs_copy else loops
             boxes = boxes_of(box_loops, multiplied, (a.offset, Arg("in", a_at)), b_source)
-        fixed_step = packed_levels.levels.step if packed_levels else 0
+        fixed_step, packed_halves = 0, 1
+        if packed_levels is not None:
+            levels = packed_levels.levels
+            fixed_step, packed_halves = _step_of_levels(levels, dtype, estimate(m)), 16 // levels.bits
         costly_ops = sum(n.op.costly for n in body.nodes())
         others = [n for n in (*body.inputs, *body.outputs) if n not in operands_in_memory]
         epilogue_bytes = sum(n.dtype.nbytes for n in others if n.types[0].size == anchor.types[0].size)
         shape = ProductShape(
-            m, n, depth, batch, dtype, fixed_step=fixed_step, allows_boxes=boxes is not None,
-            is_a_transposed=boxes is not None and boxes[0].is_transposed, costly_ops=costly_ops,
-            epilogue_bytes=epilogue_bytes, tf32=tf32,
+            m, n, depth, batch, dtype, fixed_step=fixed_step, packed_halves=packed_halves,
+            allows_boxes=boxes is not None, is_a_transposed=boxes is not None and boxes[0].is_transposed,
+            costly_ops=costly_ops, epilogue_bytes=epilogue_bytes, tf32=tf32,
         )  # fmt: skip
         site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
         tiling = decided(site, machine, Tiling)
@@ -350,33 +346,49 @@ class _Product:
         b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
         a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in loops.rows])), "a")
         b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
-        axes = tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce)
-        axes = merge_axes(axes) if self.levels is None else axes
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
+        if self.levels is not None:
+            return self._sums_of_levels(top, self.levels, (columns, column_mask), a_rows, work)
         dtypes = self.dtypes if self.dtypes and self.dtypes[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
         step, blocks = self._blocks(axes, t.depth) if dtypes else (1, None)
         offsets = self._term_offsets(top, axes, blocks)
-        b_reader = self._b_reader(top, offsets, axes, columns, b_columns, column_mask, step)
-        size = step // b_reader.halves
         acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, depth, step)
 
         def k_step(block: Block, k_index: Expr) -> None:
-            read = b_reader.begin_step(block, k_index)
-            for half in range(b_reader.halves):
-                start = k_index if half == 0 else block.let(k.add(k_index, integer(half * size)), "h")
-                a_offset, a_mask = offsets(block, start, size, 1)
-                x = read_at(block, self.a.buffer, ix.add(a_rows, a_offset), a_mask)
-                y = read(block, start, half)
-                total = k.load(acc, ZERO)
-                if dtypes:
-                    x = k.spread(k.cast(x, dtypes[0]), (t.rows, size))
-                    y = k.spread(k.cast(y, dtypes[1]), (size, t.columns))
-                    block.store(acc, ZERO, k.tile_product(x, y, total, self.tf32))
-                else:
-                    block.store(acc, ZERO, k.fma(*k.broadcast(k.cast(x, dtype), k.cast(y, dtype), total)))
+            a_offset, a_mask = offsets(block, k_index, step, 1)
+            x = read_at(block, self.a.buffer, ix.add(a_rows, a_offset), a_mask)
+            b_offset, b_mask = offsets(block, k_index, step, 0)
+            y = read_at(block, self.b.buffer, ix.add(b_offset, b_columns), all_of(b_mask, column_mask))
+            total = k.load(acc, ZERO)
+            if dtypes:
+                x = k.spread(k.cast(x, dtypes[0]), (t.rows, step))
+                y = k.spread(k.cast(y, dtypes[1]), (step, t.columns))
+                block.store(acc, ZERO, k.tile_product(x, y, total, self.tf32))
+            else:
+                block.store(acc, ZERO, k.fma(*k.broadcast(k.cast(x, dtype), k.cast(y, dtype), total)))
 
         top.loop("k", begin, end, step, k_step, multiple=step)
+        return k.load(acc, ZERO)
+
+    def _sums_of_levels(
+        self, top: Block, levels: Levels, columns: tuple[Sequence[Expr], Expr | None], a_rows: Expr, work: WorkItem
+    ) -> Expr:
+        """As `_sums`, of levels. columns: their index and mask. a_rows: the offsets of A's rows."""
+        t = self.tiling
+        tile = TileOfLevels(levels, self.loops, t.depth, *columns)
+        dtype = (self.dtypes or (self.anchor.inputs[0].dtype,))[0]
+        acc = self._zeros(top, (t.rows, t.columns))
+        begin, end = work.k_range(top, t.parts, product(x.extent for x in self.loops.reduce), t.depth)
+
+        def k_step(block: Block, k_index: Expr) -> None:
+            for part, w in enumerate(tile.weights(block, k_index, dtype)):
+                x = k.cast(tile.terms(block, self.a.buffer, a_rows, k_index, part), dtype)
+                x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (tile.size, t.columns))
+                block.store(acc, ZERO, k.tile_product(x, w, k.load(acc, ZERO)))
+
+        top.loop("k", begin, end, t.depth, k_step, multiple=t.depth)
         return k.load(acc, ZERO)
 
     @property
@@ -386,9 +398,7 @@ class _Product:
 
     def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
         """The k-step (`step` or half of it) and the blocks of terms, if rows or columns of the operands are contiguous
-        and terms are not, so that vector loads read one term. Packed levels have an order of their own."""
-        if self.levels is not None:
-            return step, None
+        and terms are not, so that vector loads read one term."""
         runs = [max((estimate(x.extent) for x in sides), default=0) for sides in self._contiguous_sides]
         if len(axes) > 1 and min(runs) >= MIN_RUN and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
             for size in (step, step // 2):
@@ -452,48 +462,11 @@ class _Product:
         top.loop("k", begin, end, step, k_step, multiple=step)
         return [k.load(acc, ZERO) for acc in accumulators]
 
-    def _b_reader(
-        self, top: Block, offsets: _TermOffsets, axes: Sequence[Axis], columns: Sequence[Expr], base: Expr,
-        column_mask: Expr | None, step: int,
-    ) -> _BReader:  # fmt: skip
-        """The loads of B in k-steps of `step`. base: the offset of its columns."""
 
-        def begin_floats(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
-            def read(block: Block, start: Expr, half: int) -> Expr:
-                b_offset, b_mask = offsets(block, start, step, 0)
-                return read_at(block, self.b.buffer, ix.add(b_offset, base), all_of(b_mask, column_mask))
-
-            return read
-
-        levels = self.levels
-        if levels is None:
-            return _BReader(1, begin_floats)
-        # one value for all has no offset
-        starts = (None if isinstance(p.source, Lit) else offset_of(columns, p.columns) for p in levels.parameters)
-        parameters = [
-            (p, ZERO if start is None else top.let(ix.add(integer(p.offset), start), "p"))
-            for p, start in zip(levels.parameters, starts, strict=True)
-        ]
-
-        def begin_levels(block: Block, at: Expr) -> Callable[[Block, Expr, int], Expr]:
-            known: list[Expr] = []
-            for p, column in parameters:
-                if isinstance(p.source, Lit):
-                    known.append(p.source)
-                    continue
-                p_at, p_live = reduction_offsets(block, at, step, axes, 0, p.reduce)
-                known.append(read_at(block, p.source, ix.add(column, p_at), all_of(p_live, column_mask)))
-            if levels.packed_halves == 1:
-                inner = begin_floats(block, at)
-                return lambda b, first, half: b.let(levels.dequantize(inner(b, first, half), *known), "w")
-            row = k.add(
-                k.binary("div", at, integer(levels.packed_halves)), k.lane_indices(step // levels.packed_halves, 0)
-            )
-            offset = ix.add(block.let(ix.mul(row, integer(levels.width)), "o"), base)
-            pairs = block.let(read_at(block, self.b.buffer, offset, column_mask), "pairs")
-            return lambda b, first, half: b.let(levels.dequantize(levels.unpack(b, pairs, half), *known), "w")
-
-        return _BReader(levels.packed_halves, begin_levels)
+def _step_of_levels(levels: Levels, dtype: DType, rows: int) -> int:
+    """The terms of a k-step of levels, which is longer for few rows, as their loads take more time than products."""
+    words = 2 * MIN_TERMS if rows <= MAX_FEW_ROWS and dtype.bits == 16 else MIN_TERMS
+    return max(levels.words, words) * levels.parts
 
 
 __all__ = ["lower_contraction"]

@@ -6,9 +6,7 @@ so that the row's terms stay in registers for all columns.
     for each column:  acc[block, word] = sum over a word's levels q of (q - zero[block]) * a[block, ...]
                       total[block, word] += acc * scale[block]
 
-Levels are not converted from integers: level q at bit `position` of a word, among the fraction's bits of the float32
-2^(23 - position), is 2^(23 - position) + q, from which 2^(23 - position) + zero is subtracted. All of this is exact;
-sums are in float32.
+Sums are in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from math import prod
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit
-from ingot.ir.types import f32, static_shape, u32
+from ingot.ir.types import f32, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Tiling
@@ -28,7 +26,6 @@ from ingot.schedule.gpu.contraction.levels import Levels, Parameter
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 
-FRACTION_BITS, EXPONENT_BIAS = 23, 127  # of a float32
 Read = Callable[[Block, Expr, Expr | None], Expr]  # (block, indices of terms, mask) -> the row's terms
 
 
@@ -46,7 +43,7 @@ class RowOfLevels:
 
     @property
     def words(self) -> int:
-        return self.step // self.bs[0][0].packed_halves
+        return self.bs[0][0].words
 
     @property
     def blocks(self) -> int:
@@ -63,7 +60,7 @@ class RowOfLevels:
     def sums(self, top: Block, first_column: Expr, k_range: tuple[Expr, Expr], row: Callable[[], Read]) -> list[Expr]:
         """Each product's sums of the columns from `first_column` on. k_range: the bounds of the reduction. row: starts
         reading the row, after the first words are loaded."""
-        columns = [_Column.of(self, top, k.add(first_column, integer(c))) for c in range(self.tiling.columns)]
+        columns = [_Column.of(self, top, first_column, c) for c in range(self.tiling.columns)]
         tile = self.blocks, self.words
         zero = Lit(f32, tile[0] * tile[1], 0.0, tile=tile)
         pairs = [(b, c) for b in range(len(self.bs)) for c in columns]
@@ -122,21 +119,20 @@ class RowOfLevels:
         levels = self.bs[b][0]
         _, in_bounds = self._term_index(block, at, 0, 1)  # a column's words are padded to whole blocks
         begin = k.add(
-            k.binary("div", at, integer(levels.packed_halves)),
+            k.binary("div", at, integer(levels.parts)),
             k.mul(k.lane_indices(self.blocks, 0), integer(self.words)),
         )
-        row_words = -(-prod(self._reduce) // self.step) * self.words
-        offset = k.add(k.add(begin, k.lane_indices(self.words, 1)), k.mul(column.number, integer(row_words)))
-        tile = self.blocks, self.words
-        return k.spread(
-            read_at(block, levels.buffer, block.let(offset, "place"), all_of(in_bounds, column.in_bounds)), tile
-        )
+        row_words = levels.row_words(prod(self._reduce))
+        offset = k.add(k.add(begin, k.lane_indices(self.words, 1)), k.mul(column.first, integer(row_words)))
+        offset = k.add(block.let(offset, "place"), integer(column.number * row_words))
+        value = read_at(block, levels.buffer, offset, all_of(in_bounds, column.in_bounds))
+        return k.spread(value, (self.blocks, self.words))
 
     def _parameters(self, block: Block, b: int, column: _Column, at: Expr) -> list[list[Expr]]:
         """The zeros and scales of each block or, if a block has several, of each part of its terms."""
         levels = self.bs[b][0]
         parameters: list[list[Expr]] = []
-        for part in range(1 if levels.has_one_scale else levels.packed_halves):
+        for part in range(1 if levels.has_one_scale else levels.parts):
             index_of_terms, live = self._term_index(
                 block, at, part * self.words, 1 if levels.has_one_scale else self.words
             )
@@ -148,13 +144,14 @@ class RowOfLevels:
     def _parameter(block: Block, p: Parameter, column: _Column, index: Sequence[Expr], live: Expr | None) -> Expr:
         if isinstance(p.source, Lit):
             return p.source
-        base = k.add(integer(p.offset), offset_of(column.index, p.columns))
-        return read_at(block, p.source, ix.add(base, offset_of(index, p.reduce)), all_of(live, column.in_bounds))
+        offset = block.let(ix.add(offset_of(column.index, p.columns), offset_of(index, p.reduce)), "place")
+        offset = k.add(offset, integer(p.offset + column.run * sum(p.columns[-1:])))
+        return read_at(block, p.source, offset, all_of(live, column.in_bounds))
 
     def _terms(self, block: Block, at: Expr, read: Read) -> list[Expr]:
         """The row's terms for each level of a word."""
         terms: list[Expr] = []
-        for part in range(self.bs[0][0].packed_halves):
+        for part in range(self.bs[0][0].parts):
             places, live = self._term_index(block, at, part * self.words, self.words)
             terms.append(block.let(k.cast(read(block, places, live), f32), "x"))
         return terms
@@ -164,23 +161,12 @@ class RowOfLevels:
         parameters: Sequence[Sequence[Expr]],
     ) -> None:  # fmt: skip
         """Add the products of one column in a k-step to its total."""
-        bits = levels.bits
         acc: Expr = k.load(total, ZERO) if not levels.has_one_scale else k.lit(0.0, f32)
-        for part, x in enumerate(terms):
-            zero, scale = (k.cast(p, f32) for p in parameters[part if len(parameters) > 1 else 0])
-            place = _bit_position(part, bits)
-            if part and place == 0:
-                word = block.let(k.binary("lshr", word, k.lit(FRACTION_BITS // bits * bits, u32)), "q")
-            exponent = FRACTION_BITS - place
-            fraction = k.binary("and", word, k.lit((1 << bits) - 1 << place, u32))
-            shifted = k.bitcast(k.binary("or", fraction, k.lit(EXPONENT_BIAS + exponent << FRACTION_BITS, u32)), f32)
-            shift = k.lit(2.0**exponent + levels.bias, f32)
-            if levels.has_exact_parameters:
-                level = k.binary("sub", shifted, block.let(k.add(zero, shift), "zero"))
-            else:
-                level = k.binary("sub", k.binary("sub", shifted, shift), zero)
-            level = level if levels.has_one_scale else k.mul(level, scale)
-            acc = block.let(k.fma(*k.broadcast(level, x, acc)), "acc")
+        own = parameters if len(parameters) > 1 else [*parameters] * len(terms)
+        differences = levels.differences(block, word, [zero for zero, _ in own])
+        for level, x, (_, scale) in zip(differences, terms, own, strict=True):
+            value = level if levels.has_one_scale else k.mul(level, k.cast(scale, f32))
+            acc = block.let(k.fma(*k.broadcast(value, x, acc)), "acc")
         if levels.has_one_scale:
             acc = k.fma(*k.broadcast(acc, k.cast(parameters[0][1], f32), k.load(total, ZERO)))
         block.store(total, ZERO, acc)
@@ -200,25 +186,24 @@ class RowOfLevels:
 
 @dataclass(frozen=True)
 class _Column:
-    """One column of a program: its number, its index, and whether it is in bounds."""
+    """A program's column `number`, behind its column `first`. index: of the column `run` before it along the innermost
+    axis, so that columns of one run share it. in_bounds: whether the column is."""
 
-    number: Expr
+    first: Expr
+    number: int
     index: tuple[Expr, ...]
+    run: int
     in_bounds: Expr | None
 
     @staticmethod
-    def of(row: RowOfLevels, top: Block, number: Expr) -> _Column:
-        extents = row._columns
-        width = prod(extents)
-        number = top.let(number, "column")
-        in_bounds = top.let(k.binary("lt", number, integer(width)), "live") if width % row.tiling.columns else None
-        index = tuple(top.let(e, "i") for e in ix.delinearize(number, extents, top.multiples))
-        return _Column(number, index, in_bounds)
-
-
-def _bit_position(part: int, bits: int) -> int:
-    """The lowest bit of a level in its word, after the word was shifted so that the level fits in a fraction."""
-    return part % (FRACTION_BITS // bits) * bits
+    def of(row: RowOfLevels, top: Block, first: Expr, number: int) -> _Column:
+        *outer, inner = row._columns or (1,)
+        width, columns = prod(outer) * inner, row.tiling.columns
+        own = top.let(k.add(first, integer(number)), "column")
+        in_bounds = top.let(k.binary("lt", own, integer(width)), "live") if width % columns else None
+        is_run = not outer or inner % columns == 0
+        index = tuple(top.let(e, "i") for e in ix.delinearize(first if is_run else own, row._columns, top.multiples))
+        return _Column(first, number, index, number if is_run else 0, in_bounds)
 
 
 __all__ = ["RowOfLevels"]

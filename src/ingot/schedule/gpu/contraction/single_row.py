@@ -54,8 +54,6 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support.dataclass import dataclass
 
-WORDS_PER_TILE_ROW = 16
-
 
 def has_single_row(anchor: Node) -> bool:
     """Whether a contraction of floats has one row."""
@@ -105,10 +103,7 @@ class _Weights:
         loops = loops_of(anchor, a, layout)
         axes = *loops.batch, *loops.cols, *loops.reduce
         if of_levels:
-            max_step = WORDS_PER_TILE_ROW * 32 // y.inputs[0].dtype.bits
-            packed_levels = levels_of(
-                body, anchor, ins, buffers, a, loops, max_step, is_k_contiguous=True, suffix=suffix, constant=constant
-            )
+            packed_levels = levels_of(body, anchor, ins, buffers, a, loops, suffix=suffix, constant=constant)
             packed = packed_loops(loops, axes)
             return _Weights(
                 packed_levels.levels.buffer,

@@ -24,6 +24,7 @@ from ingot.support.dataclass import dataclass
 MIN_STEPS_PER_PART = 4
 MAX_PARTS = 64
 MAX_STAGES = 6
+MAX_STAGES_OF_LEVELS = 3  # whose k-steps are longer
 STEP_BYTES = 128  # of a row of a k-step's tile: a line of the cache
 TF32_RATE_RATIO = 0.5  # of products of f32 cut to TF32 to those of 16 bits
 ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
@@ -126,7 +127,16 @@ class ProductShape:
     def candidates(self, machine: Machine) -> list[Tiling]:
         """Tilings, the fastest by the cost model first."""
         tilings = self._single_row_tilings(machine) if self.is_single_row else self._tile_tilings(machine)
-        return [*dict.fromkeys(replace(t, depth=self.fixed_step) if self.fixed_step else t for t in tilings)]
+        return [*dict.fromkeys(self._of_levels(t, machine) if self.fixed_step else t for t in tilings)]
+
+    def _of_levels(self, t: Tiling, machine: Machine) -> Tiling:
+        """`t` with the k-step of packed levels, and as many stages as shared memory has room for."""
+        fits = machine.shared_bytes * 7 // 8 // self._stage_bytes(t.rows, t.columns, self.fixed_step)
+        return replace(t, depth=self.fixed_step, stages=max(1, min(t.stages, fits, MAX_STAGES_OF_LEVELS)))
+
+    def _stage_bytes(self, rows: int, columns: int, depth: int) -> int:
+        """Bytes of the operands' tiles of a k-step."""
+        return (rows + columns // self.packed_halves) * depth * self.dtype.nbytes
 
     def neighbors(self, choice: Tiling, machine: Machine) -> list[Tiling]:
         """Tilings that differ in one of warps, stages, k-step, parts, boxes, or in splitting only the last wave."""
@@ -166,7 +176,7 @@ class ProductShape:
         min_step = 16 if self.dtype.bits > 8 else 32
         if self.sums_in_runs and (t.depth > F8_RUN_TERMS or area > MAX_RUN_ELEMENTS_PER_WARP * t.warps):
             return False
-        fits = t.stages * (t.rows + t.columns) * t.depth * self.dtype.nbytes <= machine.shared_bytes
+        fits = t.stages * self._stage_bytes(t.rows, t.columns, t.depth) <= machine.shared_bytes
         return min(t.rows, t.columns) >= 16 and t.depth >= min_step and fits and area <= max_area
 
     def _tiles(self, t: Tiling) -> int:

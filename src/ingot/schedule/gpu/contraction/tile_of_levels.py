@@ -1,0 +1,93 @@
+"""The product of several rows and 4- or 8-bit weights, in the words that a single row reads (`row_of_levels.py`).
+
+A k-step is some blocks of each column. Its words are a tile, and each part of them is a product of tensor cores:
+
+    for each part of a word:  acc[rows, columns] += a[rows, words] * ((q - zero) * scale)[words, columns]
+
+The terms of a part are those of its words; sums do not depend on their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from ingot.ir import kernel as k
+from ingot.ir.kernel import Buffer, Expr
+from ingot.ir.types import DType, f32, static_shape
+from ingot.schedule import index as ix
+from ingot.schedule.axes import Axis, merge_axes
+from ingot.schedule.block import Block
+from ingot.schedule.dimension_numbers import Loops
+from ingot.schedule.gpu.blocks import all_of, offset_of, read_at
+from ingot.schedule.gpu.contraction.levels import Levels, Parameter
+from ingot.schedule.index import integer
+from ingot.support.dataclass import dataclass
+
+
+@dataclass(frozen=True)
+class TileOfLevels:
+    """loops: with A's strides. depth: of a k-step. columns, in_bounds: the index of the tile's columns, and their
+    mask."""
+
+    levels: Levels
+    loops: Loops
+    depth: int
+    columns: Sequence[Expr]
+    in_bounds: Expr | None
+
+    @property
+    def size(self) -> int:
+        """The terms of a part of a k-step."""
+        return self.depth // self.levels.parts
+
+    @property
+    def _extents(self) -> tuple[int, ...]:
+        return static_shape(tuple(x.extent for x in self.loops.reduce))
+
+    def weights(self, block: Block, at: Expr, dtype: DType) -> list[Expr]:
+        """B's tile of each part of the k-step at `at`, rounded once to `dtype`."""
+        levels = self.levels
+        word = k.add(k.binary("div", at, integer(levels.parts)), k.lane_indices(self.size, 0))
+        row_words = levels.row_words(prod(self._extents))
+        live = None if row_words % self.size == 0 else block.let(k.binary("lt", word, integer(row_words)), "inside")
+        extents = static_shape(tuple(x.extent for x in self.loops.cols))
+        column = offset_of(self.columns, [prod(extents[i + 1 :]) * row_words for i in range(len(extents))])
+        place = block.let(ix.add(word, column), "place")
+        words = read_at(block, levels.buffer, place, all_of(live, self.in_bounds))
+        known = [self._parameters(block, at, part) for part in range(1 if levels.has_one_scale else levels.parts)]
+        zeros, scales = zip(*(known * (levels.parts // len(known))), strict=True)
+        tiles = zip(levels.differences(block, words, zeros), scales, strict=True)
+        return [block.let(k.cast(k.mul(level, k.cast(scale, f32)), dtype), "w") for level, scale in tiles]
+
+    def terms(self, block: Block, a: Buffer, rows: Expr, at: Expr, part: int) -> Expr:
+        """A's tile of a part. rows: the offsets of its rows."""
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.a) for x in self.loops.reduce))
+        term, live = self._term(block, at, part, 1)
+        index = ix.delinearize(term, tuple(x.extent for x in axes), {})
+        return read_at(block, a, ix.add(rows, offset_of(index, [x.a for x in axes])), live)
+
+    def _term(self, block: Block, at: Expr, part: int, axis: int) -> tuple[Expr, Expr | None]:
+        """The numbers of the terms of a part, and the mask of those in bounds."""
+        words, lane = self.levels.words, k.lane_indices(self.size, axis)
+        if self.size > words:
+            blocks, place = k.binary("div", lane, integer(words)), k.binary("rem", lane, integer(words))
+            lane = k.add(k.mul(blocks, integer(self.levels.step)), place)
+        term, depth = block.let(k.add(k.add(at, integer(part * words)), lane), "k"), prod(self._extents)
+        return term, None if depth % self.depth == 0 else block.let(k.binary("lt", term, integer(depth)), "inside")
+
+    def _parameters(self, block: Block, at: Expr, part: int) -> list[Expr]:
+        """The zeros and scales of a part's terms."""
+        term, live = self._term(block, at, part, 0)
+        index = [block.let(e, "i") for e in ix.delinearize(term, self._extents, {})]
+        return [self._parameter(block, p, index, live) for p in self.levels.parameters]
+
+    def _parameter(self, block: Block, p: Parameter, index: Sequence[Expr], live: Expr | None) -> Expr:
+        if not isinstance(p.source, Buffer):
+            return p.source
+        base = ix.add(integer(p.offset), offset_of(self.columns, p.columns))
+        offset = ix.add(base, offset_of(index, p.reduce))
+        return read_at(block, p.source, offset, all_of(live, self.in_bounds))
+
+
+__all__ = ["TileOfLevels"]
