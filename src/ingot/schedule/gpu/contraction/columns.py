@@ -67,10 +67,17 @@ def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
 
 
 def needs_term_copy(loops: Loops, offset: DimLike) -> bool:
-    """Whether copying B with contiguous terms pays, which tensor cores need: otherwise each number is copied to shared
-    memory by itself."""
+    """Whether copying B with contiguous terms pays: tensor cores read A and B of TF32 from shared memory if both have
+    them."""
     rows = estimate(product(x.extent for x in loops.rows))
-    return _is_copyable(loops, offset) and rows >= MIN_ROWS_FOR_TERM_COPY and _in_memory(loops.reduce)[-1].a != 1
+    is_only_b_strided = strided_terms(loops) == (False, True)
+    return _is_copyable(loops, offset) and rows >= MIN_ROWS_FOR_TERM_COPY and is_only_b_strided
+
+
+def strided_terms(loops: Loops) -> tuple[bool, bool]:
+    """Whether no terms of A, and of B, are contiguous."""
+    of_a = merge_axes(tuple(Axis(x.extent, x.a) for x in loops.reduce))
+    return of_a[-1].a != 1, _in_memory(loops.reduce)[-1].a != 1
 
 
 def _is_copyable(loops: Loops, offset: DimLike) -> bool:
