@@ -124,6 +124,9 @@ def test_many_parts_and_persistent_programs() -> None:
 
 
 def test_gpus_without_such_products() -> None:
+    a, b = _inputs((1040, 144), (144, 80))
+    (kernel,) = planned(_dot(a, b, 0), "cuda:sm_80")[1].values()  # reads registers: nothing is copied
+    assert dict(kernel.hints)["warps"] >= 4
     a, b = _inputs((64, 144), (80, 144))
     assert _kernels(_dot(a, b, 1), "cuda:sm_80") == [("product", True, False)]
     (kernel,) = planned(_dot(a, b, 1), "hip:gfx942")[1].values()

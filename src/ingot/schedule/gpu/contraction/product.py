@@ -171,7 +171,11 @@ class _Product:
             pack is None
             and packed_levels is None
             and dtypes is not None
-            and (needs_term_copy(loops, b.offset) if tf32 else needs_column_copy(loops, b.offset, y.dtype))
+            and (
+                needs_term_copy(loops, b.offset)
+                if tf32 and multiplied.needs_contiguous_terms
+                else needs_column_copy(loops, b.offset, y.dtype, tf32)
+            )
         )
         read_loops = packed_loops(loops, axes) if pack or needs_copy else loops
         is_of_operands = dtypes == (x.dtype, y.dtype) and packed_levels is None
@@ -190,7 +194,7 @@ class _Product:
             m, n, depth, batch, dtype, fixed_step=fixed_step, packed_halves=packed_halves,
             allows_boxes=boxes is not None, is_a_transposed=boxes is not None and boxes[0].is_transposed,
             costly_ops=costly_ops, epilogue_bytes=epilogue_bytes, tf32=tf32,
-            has_strided_terms=any(strided_terms(read_loops)),
+            has_strided_terms=multiplied.needs_contiguous_terms and any(strided_terms(read_loops)),
         )  # fmt: skip
         site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
         tiling = decided(site, machine, Tiling)
