@@ -67,6 +67,13 @@ _TILES_F32 = (
     _Tile(128, 64, 8, 1.7e5, 1.5e5), _Tile(64, 128, 8, 1.7e5, 1.5e5), _Tile(64, 64, 4, 1.7e5, 1.3e5),
     _Tile(32, 64, 4, 1.4e5, 1.05e5), _Tile(64, 32, 4, 1.15e5, 0.87e5), _Tile(32, 32, 4, 1.08e5, 0.63e5),
 )  # fmt: skip
+# TF32 with strided terms. Warp groups multiply what lies in shared memory, to which each number would be copied by
+# itself, eight of a warp into one bank; products of single warps, at half the rate, read registers, which are loaded
+# from any order without conflicts. By counts of instructions and banks
+_TILES_BY_REGISTERS = (
+    _Tile(64, 64, 2, 1.4e6, 3.5e5), _Tile(32, 64, 2, 1e6, 2.5e5), _Tile(64, 32, 2, 1e6, 2.5e5),
+    _Tile(32, 32, 2, 7e5, 1.7e5),
+)  # fmt: skip
 MAX_TILE_AREA = 128 * 256
 MAX_ELEMENTS_PER_WARP = 192 * 32  # of a tile of two pieces, which registers hold without spills
 MIN_ROWS_OF_PIECE = 64  # of a tile of two pieces: a warp group's instruction multiplies so many
@@ -85,7 +92,7 @@ class ProductShape:
     elements of packed B. products: contractions of the kernel, which share A. allows_boxes: operands can be copied by
     the bulk copy engine. is_a_transposed: A's columns are contiguous. costly_ops: ops of the epilogue that take many
     instructions. epilogue_bytes: that the epilogue reads and writes for an element. tf32: operands of f32 are cut to
-    TF32.
+    TF32. has_strided_terms: no terms of A, or of B, are contiguous.
     """
 
     rows: DimLike
@@ -103,6 +110,7 @@ class ProductShape:
     costly_ops: int = 0
     epilogue_bytes: int = 2
     tf32: bool = False
+    has_strided_terms: bool = False
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -230,7 +238,8 @@ class ProductShape:
             product = BoxedProduct(m, n, length, count, self.dtype.nbytes, self._step, self.epilogue_bytes, rate)
             if self.costly_ops == 0 and product.is_fitted:
                 return [t for t in product.tilings(machine) if self.admits(t, machine)]
-        tiles = _TILES if self.has_tensor_cores else _TILES_F32
+        by_registers = self.tf32 and self.has_strided_terms
+        tiles = _TILES_BY_REGISTERS if by_registers else _TILES if self.has_tensor_cores else _TILES_F32
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
             for rank, tile in enumerate(tiles):
@@ -241,7 +250,9 @@ class ProductShape:
                     if parts > 1 and programs * parts > max_programs:
                         break
                     a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
-                    depth, stages, resident = self._pipeline(a, b, programs * parts, length // parts, boxes, machine)
+                    depth, stages, resident = self._pipeline(
+                        (a, b), tile.warps, programs * parts, length // parts, boxes, machine
+                    )
                     if stages == 1 and tile != tiles[-1]:
                         break
                     microseconds = self._microseconds(tile, programs, parts, resident, machine)
@@ -256,13 +267,13 @@ class ProductShape:
         return max(16 if self.dtype.bits > 8 else 32, min(step, power_of_two(estimate(self.depth))))
 
     def _pipeline(
-        self, a: int, b: int, programs: int, length: int, boxes: int, machine: Machine
+        self, sides: tuple[int, int], warps: int, programs: int, length: int, boxes: int, machine: Machine
     ) -> tuple[int, int, int]:
         """(k-step, stages, programs resident on a multiprocessor) for `programs` programs of `length` terms each.
         Shared memory that a program does not need is left to others."""
-        step, shared = self._step, machine.shared_bytes * 7 // 8
+        (a, b), step, shared = sides, self._step, machine.shared_bytes * 7 // 8
         waves, by_registers = -(-programs // machine.processors), 2 * machine.registers // (a * b)
-        max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS))
+        max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS * max(1, 4 // warps)))
         step_bytes = (a + b) * step * self.dtype.nbytes
         fits = 2 * step * 4 <= length and 2 * step_bytes * 4 * max_resident <= shared
         if boxes and step * max(2, self.dtype.nbytes) == STEP_BYTES and a * b <= 64 * 128 and fits:
