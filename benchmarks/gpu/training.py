@@ -3,13 +3,15 @@
     python -m benchmarks.gpu.training --only vit-s,resnet50 --engine eager,cudagraphs,ingot --file training.jsonl
     python -m benchmarks.gpu.training --only gpt2 --precision float16 --file training.jsonl
     python -m benchmarks.gpu.training --file training.jsonl --table
+    python -m benchmarks.gpu.training --losses --file losses.jsonl
 
 Each pair of a network and an engine runs in a process of its own under a time limit and appends one JSON line to the
 file: seconds to the first step, the median milliseconds of a step over bursts, peak memory, losses, and the kernels
 that take the longest. A later run goes on with the same file. With --warm all are compiled at once before, into the
 caches of both engines: the first steps are then those of a second start. Each pair is measured alone on the machine,
 as other processes slow the host down. Images are channels last. float16 trains with a GradScaler, float32 with
-products as PyTorch is set (TF32 in convolutions alone).
+products as PyTorch is set (TF32 in convolutions alone). --losses: all networks at once; a line for each has the mean
+distance of 50 steps' losses from those of eager in float32, of eager and of Ingot under autocast, for three seeds.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from ingot.integrations.torch_compile import ingot_backend
 BURSTS = 9
 BURST_SECONDS = 0.3
 LOSS_STEPS = 50
+SEEDS = 3
 LONGEST_KERNELS = 40
 ENGINES: dict[str, dict[str, Any]] = {
     "eager": {},
@@ -102,17 +105,19 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }
 
 
-def measure(name: str, engine: str, precision: str, seed: int, steps: int = LOSS_STEPS) -> dict[str, Any]:
-    """One network under one engine: the figures of its line. steps: whose losses are told; 1: the first alone."""
-    torch.manual_seed(seed)
-    dtype = PRECISIONS[precision]
+def _on_gpu(name: str) -> Network:
     net, x, y = NETWORKS[name]()
     net, x, y = net.cuda().train(), x.cuda(), y.cuda()
     if x.dim() == 4:
         net, x = net.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    forward = torch.compile(net, **ENGINES[engine]) if ENGINES[engine] else net
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
+    return net, x, y
 
+
+def _step(
+    forward: Callable[..., torch.Tensor], net: nn.Module, x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype
+) -> Callable[[], torch.Tensor]:
+    """A function that trains `net` by one step and returns the loss. forward: `net`, or its compiled form."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
     scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
 
     def step() -> torch.Tensor:
@@ -125,6 +130,36 @@ def measure(name: str, engine: str, precision: str, seed: int, steps: int = LOSS
         scaler.update()
         return loss.detach()
 
+    return step
+
+
+def distances(name: str) -> dict[str, Any]:
+    """The mean distance of a network's losses from those of eager in float32, of eager and of Ingot in bfloat16, a
+    pair for each seed."""
+    torch.manual_seed(0)
+    net, _, _ = _on_gpu(name)
+    compiled = torch.compile(net, **ENGINES["ingot"])
+    ways = {"float32": (net, torch.float32), "eager": (net, torch.bfloat16), "ingot": (compiled, torch.bfloat16)}
+    pairs = []
+    for seed in range(SEEDS):
+        torch.manual_seed(seed)
+        start, x, y = _on_gpu(name)
+        losses = {}
+        for way, (forward, dtype) in ways.items():
+            net.load_state_dict(start.state_dict())
+            step = _step(forward, net, x, y, dtype)
+            losses[way] = torch.stack([step() for _ in range(LOSS_STEPS)])
+        pairs.append([round(float((losses[w] - losses["float32"]).abs().mean()), 6) for w in ("eager", "ingot")])
+    return {"network": name, "distances": pairs, "ratio": round(sum(p[1] for p in pairs) / sum(p[0] for p in pairs), 3)}
+
+
+def measure(name: str, engine: str, precision: str, seed: int, steps: int = LOSS_STEPS) -> dict[str, Any]:
+    """One network under one engine: the figures of its line. steps: whose losses are told; 1: the first alone."""
+    torch.manual_seed(seed)
+    dtype = PRECISIONS[precision]
+    net, x, y = _on_gpu(name)
+    forward = torch.compile(net, **ENGINES[engine]) if ENGINES[engine] else net
+    step = _step(forward, net, x, y, dtype)
     torch.cuda.synchronize()
     start = time.perf_counter()
     losses = [float(step())]
@@ -202,6 +237,17 @@ def run(pairs: Sequence[tuple[str, str]], options: argparse.Namespace) -> None:
         print(line[:400], flush=True)
 
 
+def run_losses(names: Sequence[str], options: argparse.Namespace) -> None:
+    """The distances of all networks' losses, each in a process, all at the same time."""
+    processes = [_start((name, "ingot"), options, "--distances") for name in names]
+    end = time.monotonic() + options.seconds
+    for name, process in zip(names, processes, strict=True):
+        line = _line(process, end)
+        with options.file.open("a") as f:
+            f.write((line if line.startswith("{") else json.dumps({"network": name, "error": line[:300]})) + "\n")
+        print(line[:400], flush=True)
+
+
 def _start(pair: tuple[str, str], options: argparse.Namespace, what: str) -> subprocess.Popen[str]:
     name, engine = pair
     command = [sys.executable, "-m", "benchmarks.gpu.training", what, "--only", name, "--engine", engine]
@@ -253,12 +299,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", action="store_true", help="print the table of the file")
     parser.add_argument("--warm", action="store_true", help="compile all at once first, into the caches")
+    parser.add_argument("--losses", action="store_true", help="how far losses are from those in float32")
+    parser.add_argument("--distances", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure or options.compile:
         steps = 1 if options.compile else LOSS_STEPS
         print(json.dumps(measure(options.only, options.engine, options.precision, options.seed, steps)))
+    elif options.distances:
+        print(json.dumps(distances(options.only)))
+    elif options.losses:
+        run_losses(options.only.split(","), options)
     elif options.table:
         print(table(options.file))
     else:

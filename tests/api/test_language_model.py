@@ -170,6 +170,18 @@ def test_streams_may_take_turns(lm: ingot.LanguageModel) -> None:
     assert texts == single
 
 
+def test_streams_of_one_prompt_have_their_own_penalties(lm: ingot.LanguageModel) -> None:
+    """One goes on where the caches are after the other's token."""
+    bias = {i: -1e4 for i in range(260)} | {65: 300.0, 66: 0.0}
+    how: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logit_bias": bias, "logprobs": 0}
+    hows = [{**how, "frequency_penalty": 100.0}, how]
+    single = [lm.generate([1, 2, 3], **one).ids for one in hows]
+    assert single[0][:2] == single[1][:2] == [65, 65] and 66 in single[0]
+    streams = [lm.generate([1, 2, 3], stream=True, **one) for one in hows]
+    turns = [*zip(*streams, strict=True)]
+    assert [[token.id for part in parts for token in part.tokens] for parts in zip(*turns, strict=True)] == single
+
+
 def test_an_interrupted_call_leaves_a_usable_model(lm: ingot.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lm._session is not None
     expected = lm.generate("Hello there", max_tokens=20, **GREEDY)

@@ -102,6 +102,9 @@ def test_it_runs_at_the_sizes_of_the_inputs(tmp_path: Path, monkeypatch: pytest.
     runner.call()
     assert runner.stream() is not runner.stream()
     library.log.clear()
+    engine(tmp_path / "m.onnx", library, monkeypatch, "tf32")
+    assert library.log == [("x", (2, 3), (2, 3), (2, 3)), ("profile",)]
+    library.log.clear()
     engine(tmp_path / "m.onnx", library, monkeypatch, "bfloat16")
     assert ("set", "bf16") in library.log
 

@@ -118,6 +118,20 @@ def test_compiled_autograd_traces_what_is_unpacked(example: Any) -> None:
     torch.testing.assert_close(grads, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_each_step_saves_to_the_same_memory() -> None:
+    """Those too that AOTAutograd's runtime calls, before calls are direct."""
+    torch._dynamo.reset()
+    compiled = torch.compile(Layers(), backend="ingot", fullgraph=True)
+    addresses = []
+    for _ in range(4):
+        results = compiled(torch.randn(3, 3, 9, 7))
+        (packed,) = [x for x in results[0].grad_fn.saved_tensors if x.dtype == torch.uint8]
+        addresses.append(packed.data_ptr())
+        del packed
+        loss_of(results).backward()
+    assert len({*addresses}) == 1
+
+
 def test_values_of_open_sizes_are_separate() -> None:
     net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 2))
     compiled = torch.compile(net, backend="ingot", fullgraph=True, dynamic=True)

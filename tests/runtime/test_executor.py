@@ -16,6 +16,7 @@ from ingot.runtime.cpu import memory
 from ingot.runtime.cpu.run_context import MAX_INSTANCES
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Buffer, Program, Step, Symbol, TensorSpec
+from ingot.runtime.tensors import host_array
 from ingot.support.errors import ArtifactError, InputError
 from ingot.support.native import Features
 from ingot.targets.cpu.workers import host_features
@@ -162,6 +163,20 @@ def test_torch_tensors_in_and_out():
         model(x.double(), z)
     with pytest.raises(InputError, match="expected a CPU tensor, got meta"):
         model(x.to("meta"), z)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "bool"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_tensors_as_arrays(dtype: str, shape: tuple[int, ...]) -> None:
+    """Also of the types that numpy does not read from a tensor; of a view with strides."""
+    torch = pytest.importorskip("torch")
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    tensor = (
+        torch.from_numpy(values).mT.to(getattr(torch, dtype)).mT if shape else torch.tensor(0).to(getattr(torch, dtype))
+    )
+    array = host_array(tensor, "x")
+    assert array.dtype.name == dtype and array.shape == shape
+    np.testing.assert_array_equal(array.astype(np.int64), tensor.long().numpy())
 
 
 def test_bfloat16():

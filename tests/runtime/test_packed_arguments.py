@@ -40,3 +40,27 @@ def test_packed_inputs_and_results_beside_state() -> None:
     for wrong in (packed[:-1], torch.zeros(nbytes + 1, dtype=torch.uint8), packed[None], packed.view(torch.int8)):
         with pytest.raises(InputError, match="packed"):
             loaded.run([torch.ones(3), wrong])
+
+
+def test_packed_results_take_the_memory_that_nobody_holds() -> None:
+    """A view, a storage and a saved variable hold it; tensors of calls that nobody waits for are not kept."""
+    x = Input("x", TensorType(f32, (3,)))()
+    graph = Graph((x,), (ops.add(x, 1), ops.mul(x, 2.0), ops.mul(x, 3.0)))
+    loaded = LoadedProgram(build_program(graph, features_of("native"), 1), packed=(0, 2))
+
+    def packed() -> torch.Tensor:
+        return loaded.run([torch.ones(3)])[-1]
+
+    first = packed()
+    address = first.data_ptr()
+    view = first[:12].view(torch.float32)
+    del first
+    second = packed()
+    assert second.data_ptr() != address and view.tolist() == [2.0, 2.0, 2.0]
+    address = second.data_ptr()
+    storage = second.untyped_storage()
+    del second, view
+    assert packed().data_ptr() != address
+    del storage
+    address = packed().data_ptr()
+    assert all(packed().untyped_storage().data_ptr() == address for _ in range(3))

@@ -294,8 +294,8 @@ class Xla(Engine):
 
 
 class TensorRt(Engine):
-    """TensorRT on an ONNX file, with sizes fixed to those of the inputs. Products of float32 do not use TF32, as in
-    Ingot. Inputs and results are PyTorch tensors on the GPU."""
+    """TensorRT on an ONNX file, with sizes fixed to those of the inputs. Products of float32 use TF32 for that
+    precision alone, as in Ingot. Inputs and results are PyTorch tensors on the GPU."""
 
     def __init__(
         self, source: Source, feeds: Feeds, threads: int, precision: str = "float32", target: str = "native"
@@ -324,8 +324,9 @@ class TensorRt(Engine):
         if not parser.parse_from_file(str(path)):
             raise RuntimeError("; ".join(parser.get_error(i).desc() for i in range(parser.num_errors)))
         config, flags = builder.create_builder_config(), self.library.BuilderFlag
-        config.clear_flag(flags.TF32)
-        if precision != "float32":
+        if precision != "tf32":
+            config.clear_flag(flags.TF32)
+        if precision in ("float16", "bfloat16"):
             config.set_flag({"float16": flags.FP16, "bfloat16": flags.BF16}[precision])
         profile = builder.create_optimization_profile()
         for i in range(network.num_inputs):

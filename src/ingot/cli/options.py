@@ -71,7 +71,12 @@ Target = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 FastMath = Annotated[bool, typer.Option("--fast-math", help="Allow rewrites that hold for real numbers only.")]
 Precision = Annotated[
-    str, typer.Option(metavar="TYPE", help="The type of stored weights: float32, bfloat16, float16. Sums are float32.")
+    str,
+    typer.Option(
+        metavar="TYPE",
+        help="The type of stored weights: float32, bfloat16, float16. Sums are float32. tf32: float32, multiplied as "
+        "TF32 by NVIDIA GPUs.",
+    ),
 ]
 Activations = Annotated[
     str, typer.Option(metavar="TYPE", help="What weights of few bits are multiplied with: float32, int8 (faster).")

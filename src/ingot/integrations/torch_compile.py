@@ -29,6 +29,7 @@ from torch._guards import TracingContext
 from torch.compiler import disable
 
 from ingot.api.compile import compile
+from ingot.frontends.torch.convert import products_take_tf32
 from ingot.frontends.torch.decompose import without_handled
 from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.tracing.constants import Constants
@@ -263,7 +264,7 @@ class _Specialized:
         self.results = cut_results(graph.graph, saved, self._writes.count, packed_result(graph.graph))
         self._packed = cut_packed_input(graph.graph)
         self._graph, self._constants = graph, Constants(fixed)
-        self._compile = compile_model if gpu is None else partial(compile_model, target=_target(gpu))
+        self._compile = compile_model if gpu is None else partial(compile_model, **_gpu_options(gpu, compile_model))
         self._places = [] if gpu is None else _devices(graph.graph)
         if self.results.packed_count > 1:
             del self._places[1 - self.results.packed_count :]  # they are one
@@ -421,6 +422,13 @@ def gpu_of(graph: fx.Graph) -> torch.device | None:
 def _target(gpu: torch.device) -> str:
     major, minor = torch.cuda.get_device_capability(gpu)
     return f"cuda:sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def _gpu_options(gpu: torch.device, compile_model: Compile) -> dict[str, str]:
+    """Options for a graph on a GPU: the target, and the precision of products, PyTorch's unless the caller chose."""
+    chosen = compile_model.keywords if isinstance(compile_model, partial) else {}
+    precision = {"precision": "tf32"} if "precision" not in chosen and products_take_tf32() else {}
+    return {"target": _target(gpu), **precision}
 
 
 def _devices(graph: fx.Graph) -> list[tuple[bool, torch.device] | None]:

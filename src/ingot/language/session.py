@@ -98,7 +98,7 @@ class Session:
         self.max_step_tokens = int(specs["tokens"].shape[1])  # tokens of a step
         self.vocabulary = int(specs["logits"].shape[1])
         self._room = int(specs["stops"].shape[0])
-        self._prompt = 0  # the number of prompt tokens in the program's counts
+        self._prompt: int | None = None  # the number of prompt tokens in the program's counts; None: they are not kept
         self._is_biased = False
 
     def step(
@@ -125,7 +125,7 @@ class Session:
                 values = np.zeros(self.vocabulary, np.float32) if bias is None else bias
                 self.program.set_state({"bias": values[None]})
                 self._is_biased = bias is not None
-            self._prompt = prompt
+            self._prompt = prompt if sampling.has_penalties else None
             start = self._shared(ids)
             tokens, logits = [], np.empty(0, np.float32)
             while start < len(ids):

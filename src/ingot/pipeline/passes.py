@@ -15,7 +15,7 @@ from ingot.passes.core.crop import crop_unread
 from ingot.passes.core.dce import dce
 from ingot.passes.core.dtypes.narrow_integers import narrow_integers
 from ingot.passes.core.dtypes.narrow_products import narrow_caches, narrow_products, narrow_weights
-from ingot.passes.core.dtypes.precision import lower_precision
+from ingot.passes.core.dtypes.precision import STORED, lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.positions.indexed_caches import indexed_caches
@@ -118,7 +118,7 @@ def common_passes(
         # on MODEL ops, while they still have their names
         ("bound_sizes", bound),
         # before constants are folded
-        *((("narrow_weights", narrow),) if choices.widens and options.precision == "float32" else ()),
+        *((("narrow_weights", narrow),) if choices.widens and STORED.get(options.precision) == f32 else ()),
         ("fold_model", fold_constants),  # weights that the model transposes or slices
         ("fold_batch_norm", fold_batch_norm),
         ("order_linear", order_linear),  # after norms, which add a constant by now

@@ -168,10 +168,12 @@ class LoadedProgram(Executable):
         self._loaded = device.load(program, threads, device_memory)
         self.threads = self._loaded.threads
         self._arguments = Arguments(program, packed[0])
-        self._output_adapters = [TensorAdapter(spec) for spec in self.outputs]
+        separate = self.outputs[:-1] if packed[1] else self.outputs
+        self._output_adapters = [TensorAdapter(spec) for spec in separate]
         self.has_state = bool(program.state)
         self._results = memory.Results(len(self.outputs))
-        self._tensor_results = TensorResults(len(self.outputs))
+        self._tensor_results = TensorResults(2 * len(self.outputs))  # a caller may hold one call's
+        self._packed_results = TensorResults(1)
         self.state_lock = threading.RLock()
         if not program.symbols and not any(spec.elements for spec in program.inputs):
             self._loaded.prepare((*static_shapes(program.inputs), *(s.shape for s in program.state)))
@@ -216,11 +218,8 @@ class LoadedProgram(Executable):
             if has_state:
                 pointers += self._state_tensors.pointers if state_pointers is None else state_pointers
             results: list[np.ndarray | Tensor] = []
-            layouts = instance.results
-            if self._packed_offsets:
-                (nbytes,) = static_shapes(self.outputs[-1:])[0]
-                layouts = [*layouts[: len(self.outputs) - 1], ((nbytes,), (1,), nbytes)]
-            for adapter, (shape, strides, nbytes) in zip(self._output_adapters, layouts, strict=True):
+            separate = instance.results[: len(self._output_adapters)]
+            for adapter, (shape, strides, nbytes) in zip(self._output_adapters, separate, strict=True):
                 is_large = nbytes >= memory.MMAP_BYTES and signature.device is None
                 if out is not None and (result := out[len(results)]) is not None:
                     adapter.check_out(result, shape, [*_values, *results])
@@ -237,7 +236,9 @@ class LoadedProgram(Executable):
                     pointers.append(address(result))
                 results.append(result)
             if self._packed_offsets:
-                base = pointers.pop()
+                packed = self._new_packed(signature.device)
+                base = packed.data_ptr()
+                results.append(packed)
                 pointers += [base + offset for offset in self._packed_offsets]
             context.run(instance, pointers, signature.resident)
             if self._program.sizes:
@@ -253,6 +254,14 @@ class LoadedProgram(Executable):
                 context.release()
             if has_state:
                 self.state_lock.release()
+
+    def _new_packed(self, device: object) -> Tensor:
+        """The tensor of the results that lie side by side. The next call gets the same one when nobody holds it: at the
+        same address no launch changes, and PyTorch's allocator would give parts of a large block away meanwhile."""
+        spec = self.outputs[-1]
+        (nbytes,) = static_shapes([spec])[0]
+        recycled = self._packed_results.take(nbytes, device)
+        return TensorAdapter(spec).new_tensor((nbytes,), (1,), None, device) if recycled is None else recycled
 
     def notes(self) -> list[str]:
         return self._loaded.notes()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from math import prod
+from types import ModuleType
 from typing import Protocol, TypeGuard, cast
 
 import numpy as np
@@ -74,6 +75,7 @@ class _UntypedStorage(Protocol):
 
 class _Torch(Protocol):
     _C: object
+    cuda: ModuleType
     uint8: object
     Tensor: type
 
@@ -297,30 +299,35 @@ class TensorResults:
     A storage is recycled only when no caller holds a tensor, an array or the storage itself: torch counts references.
     """
 
-    def __init__(self, count: int) -> None:
-        """count: the storages that one call needs. Twice as many are retained, as a caller may hold one call's."""
-        self._limit = 2 * count
+    def __init__(self, limit: int) -> None:
+        """limit: how many storages are retained."""
+        self._limit = limit
         self._storages: list[_Storage] = []
 
-    def take(self, nbytes: int) -> Tensor | None:
-        """A tensor of `nbytes` uninitialized bytes, for `Tensor.set_`; None if this version of torch does not expose
-        the reference count."""
+    def take(self, nbytes: int, device: object = None) -> Tensor | None:
+        """A tensor of `nbytes` uninitialized bytes; None if this version of torch does not expose the reference count.
+
+        device: a GPU of torch's. Its memory is recycled on the same stream alone, and None is returned where others may
+        read it later than the reference count tells: a graph that is being captured, and hooks for saved tensors."""
         torch = cast(_Torch, sys.modules["torch"])
         if not hasattr(torch._C, "_storage_Use_Count"):
             return None
-        storage = self._find_free(nbytes) or _Storage(torch, nbytes)
+        stream = -1 if device is None else current_stream()
+        if device is not None and (torch.cuda.is_current_stream_capturing() or _has_hooks(torch)):
+            return None
+        storage = self._find_free(nbytes, stream) or _Storage(torch, nbytes, device, stream)
         memory = storage.memory.view(storage.memory.dtype)  # in use from here on
         self._storages.append(storage)
         del self._storages[: -self._limit]
         return memory
 
-    def _find_free(self, nbytes: int) -> _Storage | None:
+    def _find_free(self, nbytes: int, stream: int) -> _Storage | None:
         for storage in tuple(self._storages):
             try:
                 self._storages.remove(storage)  # no other thread takes it meanwhile
             except ValueError:
                 continue
-            if storage.memory.nbytes == nbytes and not storage.is_shared():
+            if (storage.memory.nbytes, storage.stream) == (nbytes, stream) and not storage.is_shared():
                 return storage
             self._storages.append(storage)
         self._storages = [s for s in self._storages if s.is_shared()]  # free storages of outdated sizes
@@ -328,16 +335,29 @@ class TensorResults:
 
 
 class _Storage:
-    """A storage and its first tensor, `memory`."""
+    """A storage and its first tensor, `memory`. stream: the GPU's that uses it, or -1."""
 
-    def __init__(self, torch: _Torch, nbytes: int) -> None:
-        self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-        advise_huge_pages(self.memory.data_ptr(), nbytes)
+    def __init__(self, torch: _Torch, nbytes: int, device: object, stream: int) -> None:
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, device="cpu" if device is None else device)
+        self.stream = stream
+        if device is None:
+            advise_huge_pages(self.memory.data_ptr(), nbytes)
         self._count: Callable[[int], int] = torch._C._storage_Use_Count  # type: ignore[attr-defined]
         self._address: int = torch._C._storage_address(self.memory)  # type: ignore[attr-defined]
+        # torch counts the Python object as one owner, from when anyone asks for it, until the memory is freed
+        self._object = self.memory.untyped_storage()
+        self._own_references = self._references()
+
+    def _references(self) -> int:
+        return self._count(self._address) + sys.getrefcount(self._object)
 
     def is_shared(self) -> bool:
-        return self._count(self._address) > 1
+        return self._references() > self._own_references
+
+
+def _has_hooks(torch: _Torch) -> bool:
+    """Whether hooks read what autograd saves, on whatever stream."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
 
 
 def current_stream() -> int:
@@ -384,8 +404,11 @@ def host_array(value: object, name: str) -> np.ndarray:
     elements cannot be read, as a call does."""
     try:
         if is_tensor(value):
-            names = (n for n in dtypes.NAMES if dtypes.torch_name(n) == str(value.dtype))
-            value = TensorAdapter(TensorSpec(name, next(names, "f32"), ())).tensor(value).detach()
+            dtype = next((n for n in dtypes.NAMES if dtypes.torch_name(n) == str(value.dtype)), "f32")
+            value = TensorAdapter(TensorSpec(name, dtype, ())).tensor(value).detach()
+            if dtypes.needs_ml_dtypes(dtype):  # which numpy does not take from a tensor
+                elements = value.reshape((value.numel(),)).contiguous().view(cast(_Torch, sys.modules["torch"]).uint8)
+                return np.asarray(elements).view(dtypes.numpy_dtype(dtype)).reshape(value.shape)
         elif isinstance(value, np.ma.MaskedArray):
             value = TensorAdapter(TensorSpec(name, "f32", ())).unmasked(value)
         return np.asarray(value)

@@ -66,6 +66,22 @@ def test_regions_become_the_ops_that_they_are():
     assert ops.While in of["scatter_of_its_own"]
 
 
+@pytest.mark.parametrize(("precision", "tf32"), [
+    ("", None), (", precision = [DEFAULT, DEFAULT]", None), (", precision = [HIGHEST, HIGHEST]", False),
+])  # fmt: skip
+def test_products_of_the_highest_precision_take_no_tf32(precision: str, tf32: bool | None):
+    """JAX's `default_matmul_precision("highest")`; any other leaves it to the option `precision`."""
+    text = f"""module {{
+  func.func @main(%x: tensor<2x3xf32>, %y: tensor<3x4xf32>) -> tensor<2x4xf32> {{
+    %0 = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0]{precision}
+      : (tensor<2x3xf32>, tensor<3x4xf32>) -> tensor<2x4xf32>
+    return %0 : tensor<2x4xf32>
+  }}
+}}"""
+    (product,) = (n for n in import_stablehlo(text).graph.nodes() if isinstance(n.op, ops.DotGeneral))
+    assert isinstance(product.op, ops.DotGeneral) and product.op.tf32 is tf32
+
+
 DYNAMIC = """module {
   func.func @main(%x: tensor<?x4xf32>, %y: tensor<?x4xf32>) -> tensor<?xf32> {
     %0 = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?x4xf32>) -> tensor<i32>

@@ -222,11 +222,10 @@ def test_threads_submit(lm: ingot.LanguageModel, engine: Engine) -> None:
 def test_refused(lm: ingot.LanguageModel) -> None:
     with lm.engine(sequences=1, queue=2) as engine:
         request = lm.request(**{**GREEDY, "max_tokens": None})
-        answers = [engine.submit([1], request)]
-        next(iter(answers[0]))  # it runs: the next ones wait
-        answers += [engine.submit([1], request) for _ in range(2)]
-        with pytest.raises(BusyError, match="queue is full"):
-            engine.submit([1], request)
+        with engine._changed:  # no request begins
+            answers = [engine.submit([1], request) for _ in range(3)]
+            with pytest.raises(BusyError, match="queue is full"):
+                engine.submit([1], request)
         for ids, message in (([], "prompt"), ([1] * (CONTEXT + 1), "at most 128 tokens"), ([260], "token ids")):
             with pytest.raises(InputError, match=message):
                 engine.submit(ids, request)
@@ -242,6 +241,30 @@ def test_refused(lm: ingot.LanguageModel) -> None:
     for options, message in wrong:
         with pytest.raises(InputError, match=message):
             lm.engine(**options)
+
+
+def test_a_queue_has_room_beside_free_sequences(lm: ingot.LanguageModel) -> None:
+    request = lm.request(**GREEDY)
+    with lm.engine(sequences=2, queue=0) as engine:
+        with engine._changed:  # no request begins
+            answers = [engine.submit([n], request) for n in range(2)]
+            with pytest.raises(BusyError, match="the queue is full"):
+                engine.submit([2], request)
+        assert [ids_of(answer) for answer in answers] == [lm.generate([n], **GREEDY) for n in range(2)]
+
+
+def test_requests_that_belong_together_are_taken_together(lm: ingot.LanguageModel) -> None:
+    """Beyond the room of the queue, too: they would never fit."""
+    request = lm.request(**GREEDY)
+    with lm.engine(sequences=1, queue=1) as engine:
+        with engine._changed:  # no request begins
+            answers = engine.submit_all([([n], request) for n in range(5)])
+            with pytest.raises(BusyError, match="the queue is full"):
+                engine.submit([5], request)
+        assert [ids_of(answer) for answer in answers] == [lm.generate([n], **GREEDY) for n in range(5)]
+        with pytest.raises(InputError, match="the prompt"):
+            engine.submit_all([([1], request), ([], request)])
+        assert engine.statistics().requests == 5
 
 
 def test_ends_of_the_context(lm: ingot.LanguageModel, engine: Engine) -> None:

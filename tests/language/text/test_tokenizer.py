@@ -148,6 +148,21 @@ def test_a_stream_ends_with_what_is_no_character() -> None:
     assert stream.finish() == ""
 
 
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_a_stream_of_what_is_no_text_takes_no_longer_for_each_token(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are no characters, and tokens without a text; then a text comes as a whole."""
+    tokenizer = byte_level()[1] if kind == "bytes" else sentence_piece(1)[1]
+    lengths, decode = list[int](), tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **how: (lengths.append(len(ids)), decode(ids, **how))[1])
+    text = "Euro: \u20ac, and \U0001f600"
+    wrong, unknown = tokenizer.encode("\u20ac", framed=False)[-1], tokenizer.count + 5
+    assert decode([wrong]) == "\ufffd" and not tokenizer.has_text(unknown)
+    stream = tokenizer.stream(tokenizer.encode("a", framed=False))
+    parts = [stream.push([i]) for i in [wrong] * 300 + [unknown] * 300 + tokenizer.encode(text, framed=False)]
+    assert ("".join(parts) + stream.finish()).replace(" ", "") == "\ufffd" * 300 + text.replace(" ", "")
+    assert max(lengths) < 40
+
+
 # --- files
 
 

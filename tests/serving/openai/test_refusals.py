@@ -57,8 +57,10 @@ def until(condition: Callable[[], bool]) -> None:
     "path, change, param, message",
     [
         (COMPLETIONS, {"prompt": None}, "prompt", ""),
-        (COMPLETIONS, {"prompt": []}, "prompt", ""),
-        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt", ""),
+        (COMPLETIONS, {"prompt": []}, "prompt", "at least 1 item"),
+        (COMPLETIONS, {"prompt": {}}, "prompt", "a valid string or a valid array"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, "prompt", "prompt.1: Input should be a valid integer"),
+        (COMPLETIONS, {"prompt": [1, -1]}, "prompt", "prompt.1: Input should be greater than or equal to 0"),
         (COMPLETIONS, {"prompt": [[]]}, "prompt", ""),
         (COMPLETIONS, {"prompt": [4, 100_000]}, "prompt", "token id"),
         (COMPLETIONS, {"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
@@ -67,7 +69,7 @@ def until(condition: Callable[[], bool]) -> None:
         (COMPLETIONS, {"n": 0}, "n", ""),
         (COMPLETIONS, {"n": 100, "prompt": ["a", "b"]}, "n", "at most 128"),
         (COMPLETIONS, {"seed": 1 << 70}, "seed", ""),
-        (COMPLETIONS, {"stop": ["a"] * 17}, "stop", ""),
+        (COMPLETIONS, {"stop": ["a"] * 17}, "stop", "at most 16 items"),
         (COMPLETIONS, {"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         (COMPLETIONS, {"logit_bias": {"999999": 1}}, None, "logit_bias"),
         (COMPLETIONS, {"logprobs": 21}, "logprobs", ""),
@@ -79,6 +81,9 @@ def until(condition: Callable[[], bool]) -> None:
         (CHATS, {"messages": []}, "messages", ""),
         (CHATS, {"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'system'"),
         (CHATS, {"messages": [{"role": "user"}]}, "messages.0", "content"),
+        (CHATS, {"messages": [{"role": "user", "content": [5]}]}, "messages.0.content", "content.0: Input"),
+        (CHATS, {"tool_choice": "any"}, "tool_choice", "'required' or an object"),
+        (CHATS, {"tool_choice": {"type": "function", "function": {}}}, "tool_choice", "function.name: Field required"),
         (CHATS, {"messages": [IMAGE]}, "messages.0.content", "image_url"),
         (CHATS, {"messages": [*CHAT, {"role": "assistant", "tool_calls": [
             {"id": "1", "type": "function", "function": {"name": "f", "arguments": "["}}]}]},
@@ -118,6 +123,13 @@ def test_malformed_bodies_and_unknown_places(url: str):
         assert missing.value.code == "model_not_found" and missing.value.param == "model"
         with pytest.raises(openai.NotFoundError):
             api.models.retrieve("other")
+
+
+def test_names_may_have_slashes(lm):
+    with served([ServedLanguageModel("owner/name", lm)]) as url, client(url) as api:
+        assert api.models.retrieve("owner/name").id == "owner/name"
+        with pytest.raises(openai.NotFoundError, match=r"expected one of \['owner/name'\]"):
+            api.models.retrieve("owner/other")
 
 
 def test_a_prompt_beyond_the_context_is_refused_by_code(url: str):

@@ -83,6 +83,12 @@ def test_several_prompts_and_choices_have_their_places(api, lm):
     assert answer.usage.prompt_tokens == sum(len(lm.tokenizer.encode(p)) for p in prompts)
 
 
+def test_more_answers_than_the_queue_has_room_for(lm):
+    with served([ServedLanguageModel("tiny", lm, sequences=2, queue=3)]) as url, client(url) as api:
+        answers = api.completions.create(prompt="a", n=12, max_tokens=2, **GREEDY)
+        assert len({choice.text for choice in answers.choices}) == 1 and len(answers.choices) == 12
+
+
 def test_the_parts_of_streams_are_the_whole(api):
     completion = api.completions.create(prompt=["The", "A dog"], max_tokens=12, **GREEDY)
     texts, finishes, usages = ["", ""], ["", ""], []

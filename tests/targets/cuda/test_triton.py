@@ -40,6 +40,16 @@ def boxes() -> Graph:
     return Graph((x,), (ops.Relu()(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)),))
 
 
+def tf32() -> Graph:
+    """A convolution of f32 for tensor cores, and one of 1x1, whose operands are copied in boxes."""
+    x, w = operand("x", f32, (8, 10, 10, 32)), operand("w", f32, (64, 32, 3, 3))
+    one, no = (1, 1), ((0, 0), (0, 0))
+    y = ops.Convolution(one, no, one, one, "NHWC", "OIHW", "NHWC", tf32=True)(x, w)
+    pointwise = const(np.ones((96, 64), np.float32))
+    z = ops.DotGeneral(((), ()), ((1,), (1,)), tf32=True)(ops.reshape(y, (512, 64)), pointwise)
+    return Graph((x, w), (ops.Relu()(z),))
+
+
 def softmax() -> Graph:
     x = operand("x", f32, (8, 40))
     return Graph((x,), (ops.Softmax(1)(x),))
@@ -153,7 +163,7 @@ CASES = {
     "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
     "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
     "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "digits": digits,
-    "long": long, "pool": pool, "recurrent": recurrent, "normed": normed,
+    "long": long, "pool": pool, "recurrent": recurrent, "normed": normed, "tf32": tf32,
 }  # fmt: skip
 
 

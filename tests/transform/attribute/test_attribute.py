@@ -142,6 +142,38 @@ def test_noise_is_repeated_by_its_seed() -> None:
     np.testing.assert_allclose(still, gradient(x, 0), atol=2e-6)
 
 
+@pytest.mark.parametrize("batch", ["n", "3"])
+def test_an_input_that_all_examples_share(batch: str) -> None:
+    """It gets the sum over the examples, and NaN if one of them has no such class."""
+    types = f"(float s, float[{batch},6] x, float[6] w) => (float[{batch},6] y)"
+    head = '<ir_version: 10, opset_import: ["" : 18]> m'
+    parsed = onnx.parser.parse_model(f"{head} {types} {{ z = Mul(x, w) y = Mul(z, s) }}")
+    x, w, target = RNG.standard_normal((3, 6), np.float32), RNG.standard_normal(6, np.float32), np.asarray([1, 4, 1])
+    scores_of_targets = 2 * x * w * (np.arange(6) == target[:, None])
+    want = scores_of_targets.sum(), scores_of_targets, scores_of_targets.sum(0)
+    for method in ("gradient_x_input", "occlusion"):
+        program = ingot.attribution(parsed, method=method, threads=1)
+        got = program(np.float32(2), x, w, target=target)
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+        partly = program.run([np.float32(2), x, w, np.asarray([1, 9, 1])])
+        assert np.isnan(partly[0]) and np.isnan(partly[1][1]).all() and np.isnan(partly[2]).all()
+        assert np.isfinite(partly[1][::2]).all()
+
+
+def test_without_a_batch() -> None:
+    """A class is given as one index; noise has the range of all elements."""
+    parsed = model()
+    for value in (parsed.graph.input[0], parsed.graph.output[0]):
+        del value.type.tensor_type.shape.dim[0]
+    x = RNG.standard_normal(6, np.float32)
+    for target in (2, np.int64(2), np.asarray(2)):
+        got = ingot.attribute(parsed, x, target=target, threads=1)
+        np.testing.assert_allclose(got, integrated(x[None], np.zeros(6), 2)[0], atol=2e-6)
+    noisy, still = (ingot.attribute(parsed, x, method="smoothgrad", stdev=s, threads=1) for s in (None, 0))
+    assert np.abs(noisy - still).max() > 1e-3
+
+
 def test_several_results_and_inputs() -> None:
     text = '<ir_version: 10, opset_import: ["" : 18]> m (float[n,6] a, float[n,6] b) => (float[n,6] y, float[n,6] z)'
     parsed = onnx.parser.parse_model(text + "{ y = Mul(a, b) z = Sub(y, b) }")
@@ -181,7 +213,8 @@ def test_c_for_any_compiler(tmp_path: Path) -> None:
         ({"target": 1.5}, "target"),
         ({"target": [0, 1]}, "for all examples or for each"),
         ({"method": "lime"}, "method: expected one of integrated_gradients, smoothgrad"),
-        ({"baseline": np.nan}, "the baseline of x: expected finite numbers, got NaN or infinity"),
+        ({"baseline": np.nan}, "the baseline of x: expected finite numbers of float32, got NaN or infinity"),
+        ({"baseline": 1e300}, "the baseline of x: expected finite numbers of float32"),
         ({"baseline": np.zeros(5)}, r"the baseline of x: expected a shape that fits \[3, 6\], got \[5\]"),
         ({"baseline": {"z": 0}}, "baseline: expected names of x"),
         ({"baseline": 0, "method": "smoothgrad"}, "smoothgrad has none"),
@@ -191,8 +224,12 @@ def test_c_for_any_compiler(tmp_path: Path) -> None:
         ({"window": 2}, "window: expected none: only occlusion has it"),
         ({"window": (1, 2), "method": "occlusion"}, r"window: expected 1 positive sizes for x\[6\]"),
         ({"window": 2, "stride": 3, "method": "occlusion"}, "stride: expected at most the window"),
+        ({"window": True, "method": "occlusion"}, "window: expected 1 positive sizes"),
+        ({"window": 2.0, "method": "occlusion"}, "window: expected 1 positive sizes"),
+        ({"wrt": "x"}, r"wrt: expected a list of names: \['x'\]"),
         ({"wrt": ["y"]}, "wrt: expected some of x"),
         ({"output": 1}, "output: expected 0 to 0"),
+        ({"output": None}, "output: expected 0 to 0, or a name, got None"),
         ({"output": "z"}, "output: expected one of y"),
     ],
 )

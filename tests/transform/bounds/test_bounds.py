@@ -17,6 +17,7 @@ from ingot import ops
 from ingot.driver.compile import Options, compiled_program
 from ingot.driver.open import Request, open_model
 from ingot.ir.interp import interpret
+from ingot.ir.kernel.arithmetic import to_tf32
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, f32
 from ingot.ops.nn.terms import Term
@@ -548,3 +549,16 @@ def test_the_largest_of_several() -> None:
         assert (lower <= ys.min(0)).all() and (ys.max(0) <= upper).all()
         if eps <= 0.01:
             assert (upper - lower).max() < 40 * eps + 1e-5
+
+
+def test_numerics_of_tf32() -> None:
+    """What tensor cores make of operands that they cut lies within, and more than f32's rounding is counted."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=s).astype(np.float32) for s in ((3, 40), (5, 40)))
+    net = nn.Linear(40, 5, bias=False)
+    net.weight.data = torch.from_numpy(w)
+    example = torch.from_numpy(x)
+    plain, cut = (ingot.bounds(net, example, eps=0.0, numerics=True, precision=p) for p in ("float32", "tf32"))
+    tensor_cores = to_tf32(x).astype(np.float64) @ to_tf32(w).T
+    assert (cut.lower <= tensor_cores).all() and (tensor_cores <= cut.upper).all()
+    assert not ((plain.lower <= tensor_cores) & (tensor_cores <= plain.upper)).all()

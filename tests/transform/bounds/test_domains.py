@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import ingot
+from ingot.transform.bounds.graph import METHODS
 
 
 def test_undefined_is_unbounded() -> None:
@@ -50,6 +51,47 @@ def test_what_is_never_negative_has_a_root() -> None:
     lower, upper = ingot.bounds(Norms(), torch.zeros(2, 3), eps=1.0)
     for low, high, least, most in zip(lower, upper, (0, 0, -50, -1), (3**0.5, 1.7, 52, 2), strict=True):
         assert (low > least - 1e-5).all() and (high < most + 1e-5).all()
+
+
+class Undefined(nn.Module):
+    """Of values that are 0 times infinity for an interval of which one end is 0."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * torch.log(x)
+        chosen = [torch.where(c, 1.0, 2.0) for c in (y < 0, y <= -0.1, y > 0, y >= 0, y == 0, y != 0)]
+        return torch.cat([*chosen, torch.softmax(torch.cat([x * 0, y]), 0)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_comparisons_of_undefined_values_exclude_nothing(method: str) -> None:
+    """Both answers of a comparison may hold, and a probability is at most 1."""
+    net = Undefined().eval()
+    x = torch.linspace(1e-6, 1, 101, dtype=torch.float64)[:, None]
+    y = torch.stack([net(v) for v in x]).numpy()
+    lower, upper = ingot.bounds(net, torch.full((1,), 0.5), lower=0.0, upper=1.0, method=method)
+    assert (lower <= y.min(0)).all() and (y.max(0) <= upper).all()
+
+
+def test_numbers_are_finite_where_their_bounds_are() -> None:
+    """Bounds of what replaces NaN and infinities are those of the values; a logarithm of 0 may be either."""
+
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.log(x)
+            return torch.cat([torch.nan_to_num(x, nan=7.0), y.isnan() * 1.0, y.isfinite() * 1.0, x.isfinite() * 1.0], 1)
+
+    lower, upper = ingot.bounds(Net().eval(), torch.tensor([[1.0, 3.0]]), eps=1.0)
+    np.testing.assert_allclose(lower, [[0, 2, 0, 0, 0, 1, 1, 1]], atol=1e-6)
+    np.testing.assert_allclose(upper, [[2, 4, 1, 0, 1, 1, 1, 1]], atol=1e-6)
+
+
+def test_all_ops_without_bounds_of_conditions_are_named() -> None:
+    class Net(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.where(torch.logical_xor(x > 0, x > 1), x.sort(1).values, x)
+
+    with pytest.raises(ingot.UnsupportedOpError, match=r"2 ops(.|\n)*xor(.|\n)*sort|2 ops(.|\n)*sort(.|\n)*xor"):
+        ingot.bounds(Net().eval(), torch.ones(1, 2), eps=1.0)
 
 
 def test_no_elements() -> None:

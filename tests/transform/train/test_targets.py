@@ -158,6 +158,15 @@ def test_a_program_for_another_machine_is_a_file(tmp_path: Path) -> None:
     assert [float(loaded(x, y)[0]) for _ in range(2)] == [float(step(x, y)[0]) for _ in range(2)]
 
 
+def test_tf32_is_an_option_of_the_program() -> None:
+    """It stores nothing in another type."""
+    x = torch.zeros(5, 6)
+    program: Any = ingot.train(
+        mlp(), "cross_entropy", ingot.optim.SGD(0.1), (x,), target=f"null:{H100}", precision="tf32"
+    )
+    assert program.program.meta["precision"] == "tf32"
+
+
 def test_a_target_that_is_none_is_told() -> None:
     x = torch.zeros(5, 6)
     with pytest.raises(InputError, match="NAME"):

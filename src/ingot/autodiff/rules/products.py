@@ -23,12 +23,13 @@ def _dot_general(node: Node, g: Node) -> list[Node]:
     dims_b = tuple(range(len(batch) + len(free_a), len(g.shape)))
     (batch_a, batch_b), (summed_a, summed_b) = op.batch, op.contract
     return [
-        _operand_cotangent(g, b, batch, (batch_b, batch_a), (dims_b, free_b), free_a, (summed_b, summed_a), a),
-        _operand_cotangent(g, a, batch, (batch_a, batch_b), (dims_a, free_a), free_b, (summed_a, summed_b), b),
+        _operand_cotangent(op, g, b, batch, (batch_b, batch_a), (dims_b, free_b), free_a, (summed_b, summed_a), a),
+        _operand_cotangent(op, g, a, batch, (batch_a, batch_b), (dims_a, free_a), free_b, (summed_a, summed_b), b),
     ]
 
 
 def _operand_cotangent(
+    op: ops.DotGeneral,
     g: Node,
     other: Node,
     batch: tuple[int, ...],
@@ -40,7 +41,7 @@ def _operand_cotangent(
 ) -> Node:
     """The cotangent of `like`. batches, summed: batch and contracted axes, each (of the other operand, of `like`)."""
     of_other, of_this = summed
-    product = ops.DotGeneral((batch, batches[0]), contract, like.dtype)(g, other)
+    product = ops.DotGeneral((batch, batches[0]), contract, like.dtype, tf32=op.tf32)(g, other)
     # the axes of `like` in the order of the product's: batch, free axes of g, free axes of `other`, ascending
     other_contracted = sorted(of_other)
     order = [*batches[1], *free, *(of_this[of_other.index(d)] for d in other_contracted)]
@@ -111,7 +112,9 @@ def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -
     if is_supported and all(lo >= 0 <= hi for lo, hi in op.padding):
         margins = (0, *(lo for lo, _ in op.padding), 0), (0, *(hi for _, hi in op.padding), 0)
         padded = ops.pad(ops.Transpose(channels_last)(image), *margins)
-        gradient_op = ops.KernelGradient(static_shape(window), op.strides, op.rhs_dilation, is_depthwise, kernel.dtype)
+        gradient_op = ops.KernelGradient(
+            static_shape(window), op.strides, op.rhs_dilation, is_depthwise, kernel.dtype, op.tf32
+        )
         return gradient_op(padded, ops.Transpose(channels_last)(g))
     is_pointwise = all(d == 1 for d in (groups, *window, *op.lhs_dilation)) and all(p == (0, 0) for p in op.padding)
     if is_pointwise:
@@ -119,7 +122,7 @@ def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -
         if any(d != 1 for d in op.strides):
             sampled = ops.Slice((0,) * len(image.shape), image.shape, (1, 1, *op.strides))(image)
         g, sampled = (ops.Transpose(channels_last)(v) for v in (g, sampled))
-        return ops.Reshape(kernel.shape)(summed_products(g, sampled, kernel.dtype))
+        return ops.Reshape(kernel.shape)(summed_products(g, sampled, kernel.dtype, op.tf32))
     is_transposed = groups == 1 and all(d == 1 for d in op.strides) and is_static((*window, *g.shape[2:]))
     if is_transposed and all(1 in pair for pair in zip(op.lhs_dilation, op.rhs_dilation, strict=True)):
         image, g = (ops.Transpose(channels_last)(v) for v in (image, g))
@@ -147,5 +150,5 @@ def _convolve(op: ops.Convolution, geometry: tuple, image: Node, kernel: Node, g
     strides, padding, lhs_dilation, rhs_dilation = geometry
     return ops.Convolution(
         strides, padding, lhs_dilation, rhs_dilation, "NC" + letters, "OI" + letters, "NC" + letters, groups,
-        dtype=like.dtype,
+        dtype=like.dtype, tf32=op.tf32,
     )(image, kernel)  # fmt: skip

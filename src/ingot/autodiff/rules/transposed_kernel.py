@@ -43,10 +43,10 @@ def _runs(stride: int, kernel: int, low: int, size: int) -> list[_Run]:
     return runs
 
 
-def summed_products(g: Node, x: Node, dtype: DType) -> Node:
+def summed_products(g: Node, x: Node, dtype: DType, tf32: bool | None) -> Node:
     """g[..., O], x[..., I] -> [O, I], summed over all positions: one contraction, which schedules tile for caches."""
     rows = [ops.Reshape((product(v.shape[:-1]), v.shape[-1]))(v) for v in (g, x)]
-    return ops.DotGeneral(((), ()), ((0,), (0,)), dtype)(*rows)
+    return ops.DotGeneral(((), ()), ((0,), (0,)), dtype, tf32=tf32)(*rows)
 
 
 def transposed_kernel_cotangent(op: ops.Convolution, x: Node, g: Node, kernel: Node) -> Node:
@@ -87,9 +87,10 @@ def transposed_kernel_cotangent(op: ops.Convolution, x: Node, g: Node, kernel: N
         channels = prod(widths) * int(g.shape[-1])
         written = ops.Reshape((g.shape[0], *(r.positions for r in at), channels))(ops.Transpose(order)(written))
         if prod(counts) == 1:
-            part = summed_products(written, read, kernel.dtype)
+            part = summed_products(written, read, kernel.dtype, op.tf32)
         else:
-            part = ops.KernelGradient(counts, (1,) * rank, op.rhs_dilation, dtype=kernel.dtype)(read, written)
+            gradient = ops.KernelGradient(counts, (1,) * rank, op.rhs_dilation, dtype=kernel.dtype, tf32=op.tf32)
+            part = gradient(read, written)
         part = ops.Reshape((*widths, *kernel.shape[:2], *counts))(part)
         part = ops.flip(part, tuple(range(rank)))  # the taps of a run's phases descend
         part = ops.Transpose((rank, rank + 1, *_interleaved(range(rank + 2, 2 * rank + 2), range(rank))))(part)

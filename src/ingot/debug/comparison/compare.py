@@ -24,7 +24,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError
 
 # Of the largest magnitude: what rounding operands leaves of the digits after the layers of a network.
-ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3, "int8": 5e-2}
+ROUNDING = {"bfloat16": 2e-2, "float16": 2e-3, "tf32": 4e-3, "int8": 5e-2}
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,26 @@ DTYPE_OF: dict[torch.dtype, DType] = {
 PART_OF = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 TORCH_OF: dict[DType, torch.dtype] = {v: k for k, v in DTYPE_OF.items()}
 
+
+def convolutions_take_tf32() -> bool:
+    """Whether PyTorch's convolutions on GPUs may take TF32, as they do by default."""
+    return _takes_tf32(getattr(torch.backends.cudnn, "conv", None), torch.backends.cudnn)
+
+
+def products_take_tf32() -> bool:
+    """Whether PyTorch's matrix products on GPUs may take TF32."""
+    return _takes_tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
+
+
+def _takes_tf32(settings: object, older_settings: object) -> bool:
+    """By `fp32_precision`, of which "none" leaves it to that of all ops; before PyTorch 2.9 by `allow_tf32`."""
+    of_all: str | None = getattr(torch.backends, "fp32_precision", None)
+    if of_all is None:
+        return bool(getattr(older_settings, "allow_tf32", False))
+    own = getattr(settings, "fp32_precision", "none")
+    return (of_all if own == "none" else own) == "tf32"
+
+
 # numpy lacks these types: their bits are passed as integers and viewed as the type
 _BITS: dict[torch.dtype, tuple[torch.dtype, np.dtype]] = {
     torch.bfloat16: (torch.int16, np.dtype(ml_dtypes.bfloat16)),

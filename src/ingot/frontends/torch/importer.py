@@ -16,7 +16,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex, on_complex
-from ingot.frontends.torch.convert import Sizes, location, to_numpy
+from ingot.frontends.torch.convert import Sizes, convolutions_take_tf32, location, to_numpy
 from ingot.frontends.torch.custom import registered_handler
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
@@ -209,7 +209,8 @@ class Importer:
                 if handler is None:
                     return self._refuse(node, str(target))
                 memory = partial(_memory, node, env, self.sizes)
-                context = Context(types, loc, self.sizes, memory, lambda: ops.RandomKey(next(self._draws))())
+                key, tf32 = lambda: ops.RandomKey(next(self._draws))(), _tf32(node.meta.get("val"))
+                context = Context(types, loc, self.sizes, memory, key, tf32)
                 result = handler(context, *arguments, **named)
         except Unsupported as e:
             return self._refuse(node, str(target), str(e))
@@ -322,6 +323,13 @@ def _memory(node: fx.Node, env: _Env, sizes: Sizes) -> Memory | None:
         return None
     strides, offset = tuple(sizes.dim(s) for s in x.stride()), sizes.dim(x.storage_offset())
     return Memory(strides, offset, value, sizes.dim(base_value.storage_offset()), dense_order(base_value))
+
+
+def _tf32(meta: object) -> bool | None:
+    """PyTorch's setting for convolutions where the results are on a GPU, which their attribute `tf32` gets."""
+    results = meta if isinstance(meta, list | tuple) else (meta,)
+    is_on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in results)
+    return convolutions_take_tf32() if is_on_gpu else None
 
 
 def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:

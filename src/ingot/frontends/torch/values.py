@@ -79,6 +79,7 @@ class Context:
         sizes: the model's sizes.
         memory: of the first tensor among the arguments; None where it has none.
         key: a fresh random key.
+        tf32: of convolutions, see `ops.Convolution`: PyTorch's setting on a GPU.
     """
 
     results: tuple[TensorType, ...]
@@ -86,6 +87,7 @@ class Context:
     sizes: Sizes
     memory: Callable[[], Memory | None] = lambda: None
     key: Callable[[], Node] = lambda: ops.RandomKey(0)()
+    tf32: bool | None = None
 
     @property
     def type(self) -> TensorType:

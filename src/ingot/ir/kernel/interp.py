@@ -29,6 +29,7 @@ from ingot.ir.kernel.arithmetic import (
     fma64,
     lanes_of,
     round_to,
+    to_tf32,
     widen,
     wrap,
 )
@@ -468,9 +469,7 @@ def _reduce(e: k.Reduce) -> Step:
             half = len(values) // 2
             rest += [values[2 * half :]] if len(values) % 2 else []
             values = combine(values[:half], values[half : 2 * half])
-        for odd in rest:
-            values = combine(values, odd)
-        return round_to(values, e)
+        return round_to(reduce(combine, rest, values), e)
 
     return run
 
@@ -496,4 +495,5 @@ def _tile_function(e: TileExpr) -> Callable[..., np.ndarray]:
             return lambda a: reduce(ARITHMETIC[e.fn], np.moveaxis(a, e.axis, 0))
         case k.ScanAxis():
             return lambda a: np.stack([*accumulate(np.moveaxis(a, e.axis, 0), ARITHMETIC[e.fn])], e.axis)
-    return lambda a, b, c: c + a.astype(c.dtype) @ b.astype(c.dtype)
+    read = to_tf32 if isinstance(e, k.TileProduct) and e.tf32 else np.asarray
+    return lambda a, b, c: c + read(a.astype(c.dtype)) @ read(b.astype(c.dtype))

@@ -177,7 +177,8 @@ class _Texts:
             case k.Transposed():
                 return f"transposed({self.of(e.a)})", 9
             case k.TileProduct():
-                return f"product({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
+                name = "product.tf32" if e.tf32 else "product"
+                return f"{name}({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
             case k.Ramp():
                 return f"ramp{e.lanes}({self.of(e.base)}, {e.step})", 9
             case k.Load() | k.Gather():

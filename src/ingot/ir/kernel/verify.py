@@ -333,6 +333,7 @@ class _Checker:
                 self.require(e.tile == (m, n) and _kind(e) == _kind(e.c), "product", f"a sum {(m, n)}", _kind(e.c))
                 compatible = e.a.dtype == e.b.dtype or {e.a.dtype, e.b.dtype} == {f8e4m3fn, f8e5m2}
                 self.require(compatible, "product", f"a b of {e.a.dtype}", e.b.dtype)
+                self.require(not e.tf32 or e.a.dtype == e.dtype == f32, "product", "f32, for tf32", e.a.dtype)
 
     def dot(self, e: k.Dot) -> None:
         self.same_kinds("dot", e, e.c)

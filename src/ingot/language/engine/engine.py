@@ -49,8 +49,9 @@ class Statistics:
 @dataclass(frozen=True)
 class Limits:
     """context: the maximum number of tokens of a sequence. pages, cache_bytes: the size of the pool. chunk: rows of a
-    prompt in a step, a multiple of the page size. queue: the maximum number of waiting requests. proposals: the maximum
-    number of proposed tokens of a sequence. shares_prefixes: whether common prefixes of prompts are computed once."""
+    prompt in a step, a multiple of the page size. queue: the maximum number of requests beyond free sequences that
+    wait. proposals: the maximum number of proposed tokens of a sequence. shares_prefixes: whether common prefixes of
+    prompts are computed once."""
 
     context: int
     pages: int
@@ -84,26 +85,36 @@ class Engine:
     def submit(self, prompt: Sequence[int], request: Request, *, priority: int = 0) -> Answer:
         """Queue a request; smaller priorities go first. Raises BusyError if the queue is full or the engine is closed,
         InputError for an invalid prompt or one that exceeds the context."""
+        return self.submit_all([(prompt, request)], priority=priority)[0]
+
+    def submit_all(self, requests: Sequence[tuple[Sequence[int], Request]], *, priority: int = 0) -> list[Answer]:
+        """Queue prompts with their requests, all or none. As a caller can't divide them, a queue with room for the
+        first one takes all. The rest is as in `submit`."""
+        transcripts = [self._transcript(prompt, request) for prompt, request in requests]
+        answers = [Answer(transcript.prompt) for transcript in transcripts]
+        with self._changed:
+            if self._is_closed:
+                raise BusyError("the engine is closed")
+            if len(self._waiting) >= self._limits.queue + len(self._slots):
+                raise BusyError("the queue is full", got=f"{len(self._waiting)} waiting requests", fix="try later")
+            for answer, transcript in zip(answers, transcripts, strict=True):
+                self._counts["requests"] += 1
+                if transcript.left > 0:
+                    insort(self._waiting, Running((priority, self._counts["requests"]), answer, transcript), key=_order)
+            self._changed.notify_all()
+        for answer, transcript in zip(answers, transcripts, strict=True):
+            if transcript.left <= 0:
+                answer.put(transcript.end("length"))
+        return answers
+
+    def _transcript(self, prompt: Sequence[int], request: Request) -> Transcript:
         ids = [*prompt]
         if not ids:
             raise InputError("the prompt", expected="one token or more", got="none")
         check_ids(ids, self.vocabulary)
         if len(ids) > self._limits.context:
             raise InputError("the prompt", expected=f"at most {self._limits.context} tokens", got=len(ids))
-        transcript = Transcript(self._tokenizer, ids, request, self._limits.context, self.vocabulary)
-        answer = Answer(len(ids))
-        with self._changed:
-            if self._is_closed:
-                raise BusyError("the engine is closed")
-            if len(self._waiting) >= self._limits.queue:
-                raise BusyError("the queue is full", got=f"{len(self._waiting)} waiting requests", fix="try later")
-            self._counts["requests"] += 1
-            if transcript.left > 0:
-                insort(self._waiting, Running((priority, self._counts["requests"]), answer, transcript), key=_order)
-                self._changed.notify_all()
-        if transcript.left <= 0:
-            answer.put(transcript.end("length"))
-        return answer
+        return Transcript(self._tokenizer, ids, request, self._limits.context, self.vocabulary)
 
     def statistics(self) -> Statistics:
         with self._changed:

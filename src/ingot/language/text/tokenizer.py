@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from ingot.language.settings import Settings
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _EXTRA = "pip install 'ingot-compiler[language]'"
 _INCOMPLETE = "\ufffd"  # replaces bytes that are not, or not yet, a character
+_MAX_INCOMPLETE = 16  # of them at the end of a text that may become characters; more have been wrong from the start
 _LONG_CHARACTERS = 1 << 13  # from here on texts are encoded as batches of one, during which other threads may run
 _CONTEXT = 16  # tokens at the end of a prompt that may affect the text of the next one
 # tokens that end an answer, besides the end of a sequence: a file has some of them and names at most one
@@ -97,6 +98,14 @@ class Tokenizer:
         """The text of ids. special: whether to include special tokens."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
 
+    def has_text(self, index: int) -> bool:
+        """Whether a token has a text, by itself or with others: it is neither special nor unknown."""
+        return index not in self._special_ids and self.backend.id_to_token(int(index)) is not None
+
+    @cached_property
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
     def token(self, index: int) -> str:
         """A token's text, by itself."""
         return self.backend.decode([int(index)], skip_special_tokens=False)
@@ -121,27 +130,32 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = (), *, special: bool = False) -> None:
         self._decode = partial(tokenizer.decode, special=special)
-        # the text of tokens up to `_end` was returned; decoding begins at `_start`, as a token's text depends on those
-        # before it
-        self._ids = [*prompt[-_CONTEXT:]]
-        self._start, self._end = 0, len(self._ids)
+        self._has_text = tokenizer.has_text if not special else lambda index: True
+        # tokens whose text is decoded together, as it depends on those before: the first `_end` of them, and the first
+        # `_returned` characters of the text, were returned
+        self._ids = [*filter(self._has_text, prompt[-_CONTEXT:])]
+        self._end, self._returned = len(self._ids), len(self._decode(self._ids).rstrip(_INCOMPLETE))
 
     def push(self, ids: Sequence[int]) -> str:
-        self._ids += ids
-        text = self._pending()
-        if not text or text.endswith(_INCOMPLETE):
+        return "".join(map(self._push, filter(self._has_text, ids)))
+
+    def _push(self, index: int) -> str:
+        self._ids.append(index)
+        text = self._decode(self._ids)
+        incomplete_count = len(text) - len(text.rstrip(_INCOMPLETE))
+        if len(text) <= self._returned or 0 < incomplete_count <= _MAX_INCOMPLETE:
             return ""
-        self._start, self._end = self._end, len(self._ids)
-        return text
+        return self._take(text)
 
     def finish(self) -> str:
         """The remaining text, complete or not."""
-        text, self._start, self._end = self._pending(), len(self._ids), len(self._ids)
-        return text
+        return self._take(self._decode(self._ids))
 
-    def _pending(self) -> str:
-        before = self._decode(self._ids[self._start : self._end]).rstrip(_INCOMPLETE)
-        return self._decode(self._ids[self._start :])[len(before) :]
+    def _take(self, text: str) -> str:
+        new = text[self._returned :]
+        self._ids = self._ids[self._end :]
+        self._end, self._returned = len(self._ids), len(self._decode(self._ids))
+        return new
 
 
 @cache

@@ -3,6 +3,10 @@
 Sums of signs. Words (u32) hold 32 numbers that are 1 or -1, a bit that is set for -1. Such a number times another is -1
 where their bits differ, so a sum of K products is K - 2 * (the number of bits that differ). `of_signs` contractions
 compute that number in i32 (Courbariaux et al. 2016, "Binarized Neural Networks"; Rastegari et al. 2016, "XNOR-Net").
+
+TF32. Tensor cores of NVIDIA GPUs multiply f32 whose fractions are cut to 10 of 23 bits (NVIDIA A100 whitepaper, 2020),
+and add in f32. `tf32` tells whether that suffices: True, False for all bits, None where the option `precision` decides
+(`passes.core.dtypes.tf32`). It has a meaning for operands of f32 alone; machines without such products use all bits.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from ingot.ir.dims import Dim, DimLike, is_negative, mod, product
+from ingot.ir.kernel.arithmetic import to_tf32
 from ingot.ir.node import Cropped, Node, Op, Samples
 from ingot.ir.types import Box, DType, TensorType, WeightAxes, dtype_of, f32, i32, u32
 from ingot.ops.core.base import (
@@ -61,6 +66,11 @@ def _result_dtype(op: Op, a: TensorType, b: TensorType, dtype: DType | None) -> 
     return result
 
 
+def as_multiplied(tf32: bool | None, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The operands as a product with this `tf32` reads them (see module)."""
+    return tuple(map(to_tf32, operands)) if tf32 and all(x.dtype == np.float32 for x in operands) else operands
+
+
 def _widen_operands(a: np.ndarray, b: np.ndarray, out: DType) -> tuple[np.ndarray, np.ndarray]:
     """The operands in a dtype for numpy's product: f32 or f64 for BLAS; small integers as f64, which is exact."""
     a, b = widen(a), widen(b)
@@ -94,7 +104,8 @@ class DotGeneral(CoreOp):
 
     Result dimensions: batch, free axes of lhs, free axes of rhs. batch, contract: (lhs axes, rhs axes), paired in
     order. dtype: the dtype of the result (i8 x i8 -> i32, bf16 x bf16 -> f32, f32 x f16 -> f32), by default that of the
-    operands. f16 and bf16 accumulate in f32. of_signs: see module; there is at least one contracted axis.
+    operands. f16 and bf16 accumulate in f32. of_signs: see module; there is at least one contracted axis. tf32: see
+    module.
     """
 
     name: ClassVar[str] = "dot_general"
@@ -106,6 +117,7 @@ class DotGeneral(CoreOp):
     contract: AxisPairs = ((), ())
     dtype: DType | None = None
     of_signs: bool = False
+    tf32: bool | None = None
 
     def free(self, rank_a: int, rank_b: int) -> AxisPairs:
         """The axes of lhs and of rhs that are neither batch nor contracted, ascending."""
@@ -164,7 +176,7 @@ class DotGeneral(CoreOp):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         types = tuple(TensorType(dtype_of(x), x.shape) for x in inputs)
         out = self.infer(*types)
-        lhs, rhs = inputs
+        lhs, rhs = as_multiplied(self.tf32, *inputs)
         if self.of_signs:
             lhs, rhs = (_signs(x, dims[0]) for x, dims in zip(inputs, self.contract, strict=True))
         a, b = _widen_operands(lhs, rhs, out.dtype)
@@ -194,6 +206,7 @@ class DotGeneral(CoreOp):
         bf16 = ml_dtypes.bfloat16
         yield cls(contract=((1,), (0,)), dtype=f32), (_data(3, 33, dtype=bf16), _data(33, 20, dtype=bf16))
         yield cls(contract=((1,), (1,)), dtype=f32), (_data(3, 33), _data(4, 33, dtype=np.float16))
+        yield cls(contract=((1,), (0,)), tf32=True), (_data(3, 33), _data(33, 20))
         yield cls(contract=((1,), (0,)), dtype=i32, of_signs=True), (_words(3, 5), _words(5, 19))
         yield cls(((0,), (0,)), ((2, 1), (1, 2)), i32, of_signs=True), (_words(2, 3, 2, 4), _words(2, 2, 3, 5))
 
@@ -216,7 +229,8 @@ class Convolution(CoreOp):
 
     feature_groups: splits C (I of rhs = C / groups); batch_groups: splits N. dtype: the dtype of the result, by default
     that of the operands. zeros: (low, high) for each spatial axis, how many positions of lhs at its ends are known to
-    be zeros because padding was folded into lhs; () for none. of_signs: see module; padding adds words of 0.
+    be zeros because padding was folded into lhs; () for none. of_signs: see module; padding adds words of 0. tf32: see
+    module.
     """
 
     name: ClassVar[str] = "convolution"
@@ -236,6 +250,7 @@ class Convolution(CoreOp):
     dtype: DType | None = None
     zeros: Pairs = ()
     of_signs: bool = False
+    tf32: bool | None = None
 
     @property
     def spatial(self) -> str:
@@ -322,7 +337,7 @@ class Convolution(CoreOp):
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         out = self.infer(*(TensorType(dtype_of(v), v.shape) for v in inputs))
-        lhs, rhs = inputs
+        lhs, rhs = as_multiplied(self.tf32, *inputs)
         x, w = _widen_operands(lhs, rhs, out.dtype)
         letters = self.spatial
         x = x.transpose([self.lhs_layout.index(c) for c in "NC" + letters])
@@ -405,6 +420,7 @@ class Convolution(CoreOp):
         narrow = _data(1, 5, 5, 3, dtype=bf16), _data(3, 3, 3, 4, dtype=bf16)
         yield cls(one, ((1, 1), (1, 1)), one, one, *nhwc, dtype=f32), narrow
         yield cls(one, none, one, one, *nchw, 3, dtype=f32), (_data(2, 3, 5, 5, dtype=bf16), _data(3, 1, 3, 3))
+        yield cls(one, ((1, 1), (1, 1)), one, one, *nhwc, tf32=True), (_data(2, 7, 6, 3), _data(3, 3, 3, 20))
         signs = _words(2, 7, 5, 3), _words(3, 2, 3, 4)
         yield cls((2, 1), ((1, 1), (0, 2)), one, one, *nhwc, dtype=i32, of_signs=True), signs
 

@@ -13,7 +13,7 @@ from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, Shape, TensorType, WeightAxes, dtype_of, f32
 from ingot.ops.build import full
 from ingot.ops.core.base import Pairs, check_count, dilation_constraints, round_to
-from ingot.ops.core.contraction import Convolution
+from ingot.ops.core.contraction import Convolution, as_multiplied
 from ingot.ops.core.shape import Reverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -45,7 +45,7 @@ class Conv(Op):
     """The cross-correlation of x[N,C,*S] and w[O,C/groups,*K] -> [N,O,*S'] (ONNX Conv, torch.nn.Conv2d).
 
     S' = (S + padding - dilation (K - 1) - 1) // stride + 1. padding: (low, high) for each spatial dimension; negative
-    values crop. dtype: the dtype of the result, by default that of x.
+    values crop. dtype: the dtype of the result, by default that of x. tf32: see `Convolution`.
     """
 
     name: ClassVar[str] = "conv"
@@ -54,6 +54,7 @@ class Conv(Op):
     dilation: tuple[int, ...]
     groups: int = 1
     dtype: DType | None = None
+    tf32: bool | None = None
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
@@ -80,7 +81,7 @@ class Conv(Op):
         data, kernel = layouts(len(self.strides))
         ones = (1,) * len(self.strides)
         spatial = (self.strides, self.padding, ones, self.dilation)
-        return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype)
+        return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype, tf32=self.tf32)
 
     def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
         return WeightAxes(0, 1, (1, 1), self.groups)
@@ -88,7 +89,8 @@ class Conv(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         x, w = inputs
         return round_to(
-            replace(self._convolution(), dtype=None).reference(t.as_f64(x), t.as_f64(w)), self.dtype or dtype_of(x)
+            replace(self._convolution(), dtype=None).reference(*map(t.as_f64, as_multiplied(self.tf32, x, w))),
+            self.dtype or dtype_of(x),
         )
 
     def lower(self, *inputs: Node) -> Node:
@@ -116,7 +118,7 @@ class ConvTranspose(Op):
 
     S' = (S - 1) stride - padding + dilation (K - 1) + output_padding + 1. It is the gradient of Conv with respect to
     its input: each element of x adds a scaled kernel to the result, which is then cropped by `padding`. dtype: the
-    dtype of the result, by default that of x.
+    dtype of the result, by default that of x. tf32: see `Convolution`.
     """
 
     name: ClassVar[str] = "conv_transpose"
@@ -126,6 +128,7 @@ class ConvTranspose(Op):
     dilation: tuple[int, ...]
     groups: int = 1
     dtype: DType | None = None
+    tf32: bool | None = None
 
     def infer(self, *inputs: TensorType) -> TensorType:
         check_count(self, inputs, 2)
@@ -165,13 +168,13 @@ class ConvTranspose(Op):
             padding.append((span - low, span - high + self.output_padding[i]))
         ones = (1,) * len(self.strides)
         spatial = (ones, tuple(padding), self.strides, self.dilation)
-        return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype)
+        return Convolution(*spatial, data, kernel, data, self.groups, dtype=self.dtype, tf32=self.tf32)
 
     def weight_axes(self, *inputs: TensorType) -> WeightAxes | None:
         return WeightAxes(1, 1, (1, 0)) if self.groups == 1 else None
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, w = t.as_f64(inputs[0]), t.as_f64(inputs[1])
+        x, w = map(t.as_f64, as_multiplied(self.tf32, *inputs))
         n, c, *sizes = x.shape
         group_outputs, kernel = w.shape[1], w.shape[2:]
         spans = [(k - 1) * d + 1 for k, d in zip(kernel, self.dilation, strict=True)]

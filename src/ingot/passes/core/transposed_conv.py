@@ -91,8 +91,9 @@ def _split_convolution(n: Node) -> Node | None:
             return ops.full((n.shape[0], *interleaved_sizes, n.shape[1]), 0, n.dtype)
         padding = tuple((-r.offset, int(d) + r.offset + r.count - 1) for r, d in zip(at, output_excess, strict=True))
         dense = ops.Convolution(
-            ones, padding, ones, ones, channels_last, op.rhs_layout, channels_last, op.feature_groups, 1, op.dtype
-        )
+            ones, padding, ones, ones, channels_last, op.rhs_layout, channels_last, op.feature_groups, 1, op.dtype,
+            tf32=op.tf32,
+        )  # fmt: skip
         weights = _weights(w, at, strides, op.feature_groups)
         y = dense(image, weights if w.constant is None else const(value_of(weights)), loc=n.loc)
         return _channels_to_space(y, counts, at, op.feature_groups)

@@ -27,6 +27,11 @@ class Machine:
     measured: Mapping[str, Measured] = field(default_factory=dict, repr=False, compare=False)
 
     @property
+    def has_tf32(self) -> bool:
+        """Whether tensor cores multiply f32 cut to TF32."""
+        return self.capability >= 80
+
+    @property
     def starts_early(self) -> bool:
         """Whether a kernel's programs can start before those of the kernel that it waits for have ended."""
         return self.capability >= 90

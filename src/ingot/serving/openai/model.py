@@ -196,19 +196,15 @@ class ServedLanguageModel:
         """`request.choices` answers to each prompt, all or none. Raises BusyError, InputError."""
         options = request.sampling
         seeds = [None if request.seed is None else _wrapped(request.seed + i) for i in range(request.choices)]
-        answers: list[Answer] = []
-        try:
-            for prompt in prompts:
-                for seed in seeds:
-                    generation = self.model.request(
-                        max_tokens=max_tokens, seed=seed, logprobs=logprobs, **options, **prompt.constraint
-                    )
-                    answers.append(self.engine.submit(prompt.ids, generation))
-        except BaseException:
-            for answer in answers:
-                answer.cancel()
-            raise
-        return answers
+        return self.engine.submit_all(
+            [
+                (prompt.ids, self.model.request(
+                    max_tokens=max_tokens, seed=seed, logprobs=logprobs, **options, **prompt.constraint
+                ))
+                for prompt in prompts
+                for seed in seeds
+            ]
+        )  # fmt: skip
 
     # --- embeddings
 

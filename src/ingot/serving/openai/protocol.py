@@ -9,6 +9,9 @@ those of llama.cpp and vLLM.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,6 +22,7 @@ from ingot.serving.openai.errors import OpenAIError
 MAX_CHOICES = 128  # of a request
 _INT64 = 1 << 63
 _MAX_SHOWN_CHARS = 200  # characters of a wrong value
+_ALTERNATIVE = re.compile(r"constrained-|\w+\[|NamedTool$")  # how `pydantic` names one of a union in a place
 Text = Annotated[str, Field(max_length=1 << 26)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 TokenIds = Annotated[list[Count], Field(min_length=1, max_length=1 << 22)]
@@ -256,14 +260,32 @@ def parse(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        names = {*kind.model_fields}
-        # for a union, report only the field, not the alternative
-        place = [str(part) for part in first["loc"]]
-        param = ".".join(place)[:_MAX_SHOWN_CHARS] or None
-        if first["type"] == "extra_forbidden":
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        place = _place(errors[0]["loc"])
+        param = ".".join(map(str, place))[:_MAX_SHOWN_CHARS] or None
+        if errors[0]["type"] == "extra_forbidden":
             raise OpenAIError(400, f"{param} is not supported", param=param, code="unsupported_parameter") from error
-        if place and place[0] in names and len(error.errors()) > 1:
-            param = place[0]
-        text = first["msg"].removeprefix("Value error, ")
-        raise OpenAIError(400, f"{param}: {text}" if param else text, param=param) from error
+        inner, text = _closest([e for e in errors if _place(e["loc"]) == place], len(place) + 1)
+        where = ".".join(map(str, (*place, *inner)))[:_MAX_SHOWN_CHARS]
+        raise OpenAIError(400, f"{where}: {text}" if where else text, param=param) from error
+
+
+def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The field of an error, without the alternative of a union and the place in it."""
+    return tuple(takewhile(lambda part: not _ALTERNATIVE.match(str(part)), location))
+
+
+def _closest(errors: Sequence[Mapping[str, Any]], start: int) -> tuple[tuple[int | str, ...], str]:
+    """(the place from `start` on, a message) about a value that fits none of the alternatives of its field: for those
+    that it comes closest to, whose type it has, or the type of whose parts are wrong."""
+
+    def fit(error: Mapping[str, Any]) -> tuple[bool, int]:
+        return not error["type"].endswith(("_type", "literal_error")), len(error["loc"])
+
+    inner = max(errors, key=fit)["loc"][start:]
+    best = max(map(fit, errors))
+    texts = [*dict.fromkeys(e["msg"] for e in errors if fit(e) == best and e["loc"][start:] == inner)]
+    first, *others = texts
+    return inner, " or ".join(
+        [first.removeprefix("Value error, "), *(t.removeprefix("Input should be ") for t in others)]
+    )

@@ -44,7 +44,7 @@ def routes(models: LanguageModels, limits: RequestLimits, metrics: Metrics) -> l
     inner = Starlette(
         routes=[
             Route("/models", endpoints.models, methods=get),
-            Route("/models/{name}", endpoints.model, methods=get),
+            Route("/models/{name:path}", endpoints.model, methods=get),
             Route("/completions", endpoints.completions, methods=post),
             Route("/chat/completions", endpoints.chat, methods=post),
             Route("/embeddings", endpoints.embeddings, methods=post),

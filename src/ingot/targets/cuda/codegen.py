@@ -24,7 +24,7 @@ from ingot.support.log import TESTED, warn_if_untested
 from ingot.targets.cuda.prelude import HIP_PRELUDE, PRELUDE
 from ingot.targets.cuda.triton import Source
 
-_ELEMENT_CODES = {"fp16": 6, "bf16": 9, "i8": 0, "fp8e4nv": 0, "fp8e5": 0}  # CUtensorMapDataType
+_ELEMENT_CODES = {"fp32": 7, "fp16": 6, "bf16": 9, "i8": 0, "fp8e4nv": 0, "fp8e5": 0}  # CUtensorMapDataType
 _ENTRY = re.compile(r"\.entry [^(]*\(([^)]*)\)")
 _HIP_PARAMETER = re.compile(r"\.value_kind: +(?:global_buffer|by_value)")
 _WAVES_OF_32 = ("gfx10", "gfx11", "gfx12")

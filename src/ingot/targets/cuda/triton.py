@@ -377,7 +377,7 @@ class _Text:
         return f"tl.arange(0, {e.lanes}){subscript}{self.writer.index_cast}"
 
     def product(self, e: k.TileProduct) -> str:
-        precision = ', input_precision="ieee"' if e.a.dtype == f32 else ""
+        precision = f', input_precision="{"tf32" if e.tf32 else "ieee"}"' if e.a.dtype == f32 else ""
         a, b, c = self.tensor(e.a), self.tensor(e.b), self.tensor(e.c)
         if e.a.dtype in NARROW_FORMATS:  # a run of terms is the depth of the tile
             assert e.a.tile is not None

@@ -17,7 +17,14 @@ from ingot.ir.types import DType, Shape, i64
 from ingot.ops import sampling
 from ingot.ops.random import counted_key
 from ingot.support.dataclass import dataclass
-from ingot.transform.attribute.scores import Scores, along_axis, merge_axes, points_shape, repeat_examples
+from ingot.transform.attribute.scores import (
+    Scores,
+    along_axis,
+    merge_axes,
+    of_examples,
+    points_shape,
+    repeat_examples,
+)
 from ingot.transform.repeat import repeat
 
 RANGE_FRACTION = 0.15  # the standard deviation of SmoothGrad's noise over the range of an example, as in the paper
@@ -65,10 +72,9 @@ def noisy(
     stdev: the standard deviation of the noise; None: `RANGE_FRACTION` of the range of the example's values.
     """
     _, weights, count = _in_iterations(np.zeros(steps), np.full(steps, 1 / steps), max_points)
-    batch_axes = [None if scores.batch is None else scores.axis_of(v) for v in scores.values]
     spans = tuple(
-        _deviation(x, axis) if stdev is None else ops.full(x.shape, stdev, x.dtype)
-        for x, axis in zip(values, batch_axes, strict=True)
+        _deviation(x, scores.example_axis(v)) if stdev is None else ops.full(x.shape, stdev, x.dtype)
+        for x, v in zip(values, scores.values, strict=True)
     )
 
     def coefficients(iteration: Node, number: int, shape: Shape) -> Node:
@@ -79,7 +85,7 @@ def noisy(
 
 
 def _deviation(x: Node, batch_axis: int | None) -> Node:
-    axes = [d for d in range(x.type.rank) if d != (0 if batch_axis is None else batch_axis)]
+    axes = [d for d in range(x.type.rank) if d != batch_axis]
     spread = ops.sub(ops.reduce_max(x, axes, True), ops.reduce_min(x, axes, True))
     return ops.broadcast_to(ops.mul(spread, ops.scalar(RANGE_FRACTION, x.dtype)), x.shape)
 
@@ -182,9 +188,7 @@ def occluded(
     which elements of the result are scores. window, stride: sizes along the axes of the value except the batch axis.
     """
     v = scores.values[number]
-    axes = [d for d in range(v.type.rank) if scores.batch is None or d != scores.axis_of(v)]
-    if scores.batch is None and scores.batch_axis is not None:
-        axes = axes[1:]
+    axes = [d for d in range(v.type.rank) if d != scores.example_axis(v)]
     counts = [_positions(v.shape[d], w, s) for d, w, s in zip(axes, window, stride, strict=True)]
     total = counts[0] if counts else const(1, np.int64)
     for n in counts[1:]:
@@ -215,7 +219,7 @@ def occluded(
             at = scores.axis_of(v)
             drop = ops.broadcast_to(ops.reshape(drop, (*(1,) * at, *drop.shape, *(1,) * (len(shape) - at - 2))), shape)
         else:
-            drop = along_axis(drop, shape, 0 if drop.shape else None)
+            drop = of_examples("sum", drop, scores.example_axis(v), shape)
         parts = (ops.where(is_inside, drop, 0), ops.cast(is_inside, dtype))
         return [ops.add(s, points.sum_of_points(p, v)) for s, p in zip(sums, parts, strict=True)]
 

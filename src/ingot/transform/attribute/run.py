@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, check_number
 from ingot.support.log import Log
 from ingot.transform.attribute import methods
-from ingot.transform.attribute.scores import Scores, Variable, along_axis, find_variables, scores_of, targets
+from ingot.transform.attribute.scores import Scores, Variable, find_variables, of_examples, scores_of, targets
 from ingot.transform.differentiate import detached
 
 MethodName = Literal["integrated_gradients", "smoothgrad", "gradient_x_input", "occlusion"]
@@ -50,7 +51,7 @@ class Settings:
         if self.method not in METHODS:
             raise InputError("method", expected=f"one of {', '.join(METHODS)}", got=repr(self.method))
         check_number("steps", self.steps, "a number of points from 1 on", lambda n: 1 <= n <= 1 << 20, whole=True)
-        check_number("seed", self.seed, "an integer", lambda n: 0 <= n < 1 << 63, whole=True)
+        check_number("seed", self.seed, "a whole number from 0", lambda n: 0 <= n < 1 << 63, whole=True)
         if self.stdev is not None:
             check_number("stdev", self.stdev, "a number of at least 0", lambda s: 0 <= s < float("inf"))
         owners = (
@@ -81,6 +82,7 @@ class AttributionModel(CompiledModel):
         self._model_inputs = [x.op.label for x in opened.graph.inputs]  # type: ignore[attr-defined]
         self._flatten_model = opened.flatten
         self.batch_axis = scores.batch_axis
+        self._batched = next((v.name for v in variables if v.input.shape), self.wrt[0])
         self._class_sizes = [scores.result.shape[d] for d in scores.class_axes]
         self._target_rank = None if (shape := scores.target_shape()) is None else len(shape)
         program = compiled_program(graph, options)
@@ -133,7 +135,7 @@ class AttributionModel(CompiledModel):
         axes = len(self._class_sizes)
         sizes = f"an index below {self._class_sizes[0]}" if axes == 1 else f"indices below {tuple(self._class_sizes)}"
         has_batch = self._target_rank == 1 + (axes > 1)
-        examples = np.shape(values[self.wrt[0]])[:1] if has_batch else ()
+        examples = np.shape(values[self._batched])[:1] if has_batch else ()
         per_example = () if axes == 1 else (axes,)
         if target is None:
             if axes > 1:
@@ -146,7 +148,7 @@ class AttributionModel(CompiledModel):
         limits = [n if isinstance(n, int) else np.iinfo(np.int64).max for n in self._class_sizes]
         if ((array < 0) | (array >= np.asarray(limits if axes > 1 else limits[0]))).any():
             raise InputError("target", expected=sizes, got=np.unique(array).tolist()[:8], fix="None: the largest score")
-        return np.ascontiguousarray(np.broadcast_to(array, (*examples, *per_example)), np.int64)
+        return np.array(np.broadcast_to(array, (*examples, *per_example)), np.int64, order="C")
 
 
 def baseline_name(name: str) -> str:
@@ -159,10 +161,14 @@ def _baseline(name: str, value: Any, x: np.ndarray) -> np.ndarray:
         raise InputError(f"the baseline of {name}", expected=f"numbers of {x.dtype}", got=str(array.dtype))
     if x.dtype.kind in "iu" and array.dtype.kind not in "biu":
         raise InputError(f"the baseline of {name}", expected="integers, as the input has", got=str(array.dtype))
-    if not np.isfinite(array.astype(np.float64)).all():
-        raise InputError(f"the baseline of {name}", expected="finite numbers", got="NaN or infinity")
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(x.dtype)
+    if not np.isfinite(converted.astype(np.float64)).all():
+        raise InputError(f"the baseline of {name}", expected=f"finite numbers of {x.dtype}", got="NaN or infinity")
+    if x.dtype.kind in "iu" and (converted != array).any():
+        raise InputError(f"the baseline of {name}", expected=f"numbers of {x.dtype}", got="others")
     try:
-        return np.ascontiguousarray(np.broadcast_to(array.astype(x.dtype), x.shape))
+        return np.array(np.broadcast_to(converted, x.shape), order="C")
     except ValueError:
         raise InputError(
             f"the baseline of {name}", expected=f"a shape that fits {list(x.shape)}", got=list(array.shape)
@@ -222,8 +228,8 @@ def attribution_graph(model: Graph, variables: Sequence[Variable], scores: Score
         for other in variable_scores[1:]:
             total = ops.add(total, _reduced(other, v))
         if chosen_there is not None:
-            axis = 0 if chosen_there.shape else None
-            total = ops.where(along_axis(chosen_there, total.shape, axis), total, float("nan"))
+            is_valid = of_examples("and", chosen_there, scores.example_axis(v.input), total.shape)
+            total = ops.where(is_valid, total, float("nan"))
         outputs.append(total)
     names = tuple(f"attribution of {v.name}" for v in variables)
     extra = (*baselines, *(() if target is None else (target,)))
@@ -281,10 +287,8 @@ def _occlusion(
     chosen, is_in_range = targets(scores, result, target)
     out: list[Node] = []
     for n, (v, base) in enumerate(zip(variables, _base_values(variables, baselines), strict=True)):
-        shape = v.input.shape
-        if scores.batch is not None or scores.batch_axis is not None:
-            axis = 0 if scores.batch is None else scores.axis_of(v.input)
-            shape = (*shape[:axis], *shape[axis + 1 :])
+        axis = scores.example_axis(v.input)
+        shape = tuple(size for d, size in enumerate(v.input.shape) if d != axis)
         window = _window("window", settings.window, shape, v.name) or _default_window(shape)
         stride = _window("stride", settings.stride, shape, v.name) or window
         if any(s > w for s, w in zip(stride, window, strict=True)):
@@ -298,11 +302,11 @@ def _window(option: str, value: int | Sequence[int] | None, shape: Sequence[DimL
     """The sizes along the axes of an example, at most those of the axes; one number applies to all axes."""
     if value is None:
         return None
-    sizes = [value] * len(shape) if isinstance(value, int) else list(value)
-    if len(sizes) != len(shape) or not all(isinstance(n, int) and n >= 1 for n in sizes):
+    sizes = list(value) if isinstance(value, Sequence) else [value] * len(shape)
+    if len(sizes) != len(shape) or not all(isinstance(n, Integral) and n >= 1 and n is not True for n in sizes):
         expected = f"{len(shape)} positive sizes for {name}{list(shape)}, or one"
         raise InputError(option, expected=expected, got=repr(value))
-    return [min(n, d) if isinstance(d, int) else n for n, d in zip(sizes, shape, strict=True)]
+    return [min(int(n), d) if isinstance(d, int) else int(n) for n, d in zip(sizes, shape, strict=True)]
 
 
 def _default_window(shape: Sequence[DimLike]) -> list[int]:

@@ -14,7 +14,7 @@ from ingot.ir.dims import Dim, DimLike, product, symbols_of
 from ingot.ir.node import Graph, Input, Node, rebuild, size_elements
 from ingot.ir.types import Shape, boolean, i64
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError, check_once
+from ingot.support.errors import InputError, check_number, check_once
 
 _LOOKUPS = (ops.Take, ops.Gather, ops.GatherND, ops.EmbeddingLookup)
 
@@ -47,6 +47,8 @@ def find_variables(graph: Graph, wrt: Sequence[str] | None) -> tuple[Variable, .
         raise InputError("the model", expected="inputs of floats, or of indices into tables", got=labels)
     if wrt is None:
         return tuple(variables.values())
+    if isinstance(wrt, str):
+        raise InputError("wrt", expected=f"a list of names: [{wrt!r}]", got=repr(wrt))
     check_once("wrt", list(wrt))
     unknown = [name for name in wrt if name not in variables]
     if not wrt or unknown:
@@ -97,9 +99,10 @@ class Scores:
     @property
     def batch_axis(self) -> int | None:
         """The batch axis of the result, if it has one."""
-        shape, leading = self.result.shape, self.values[0].shape[:1]
+        shape = self.result.shape
         if self.batch is not None:
             return self.axis_of(self.result)
+        leading = next((v.shape[:1] for v in self.values if v.shape), ())
         return 0 if shape and leading == shape[:1] else None
 
     @property
@@ -107,8 +110,14 @@ class Scores:
         return tuple(d for d in range(len(self.result.shape)) if d != self.batch_axis)
 
     def axis_of(self, x: Node) -> int:
-        """The batch axis of `x`."""
+        """The axis of `x` along which points can be added."""
         return x.shape.index(self.batch)
+
+    def example_axis(self, x: Node) -> int | None:
+        """The batch axis of an input; None for one that all examples share."""
+        if self.batch is not None:
+            return self.axis_of(x) if self.batch in x.shape else None
+        return 0 if self.batch_axis is not None and x.shape[:1] == self.result.shape[:1] else None
 
     def target_shape(self) -> Shape | None:
         """The shape of the indices of the explained scores; None if each example has only one score."""
@@ -171,8 +180,8 @@ def _output_index(graph: Graph, output: int | str) -> int:
         if output not in names:
             raise InputError("output", expected=f"one of {', '.join(names)}", got=repr(output))
         return names.index(output)
-    if isinstance(output, bool) or not 0 <= output < len(graph.results):
-        raise InputError("output", expected=f"0 to {len(graph.results) - 1}, or a name", got=output)
+    count = len(graph.results)
+    check_number("output", output, f"0 to {count - 1}, or a name", lambda n: 0 <= n < count, whole=True)
     return output
 
 
@@ -224,6 +233,12 @@ def along_axis(x: Node, shape: Shape, axis: int | None) -> Node:
     if axis is None:
         return ops.broadcast_to(ops.reshape(x, ()), shape)
     return ops.broadcast_to(ops.reshape(x, (*(1,) * axis, *x.shape, *(1,) * (len(shape) - axis - 1))), shape)
+
+
+def of_examples(kind: str, x: Node, axis: int | None, shape: Shape) -> Node:
+    """A value of each example, [batch] or a scalar, broadcast to an input's `shape`. axis: the input's batch axis; None
+    if all examples share it: their values are reduced by `kind`."""
+    return along_axis(ops.reduce(kind, x) if axis is None else x, shape, axis)
 
 
 def repeat_examples(x: Node, axis: int, count: int) -> Node:

@@ -14,35 +14,30 @@ while              ->  its unrolled iterations, where the trip count is a consta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import is_static
-from ingot.ir.node import Graph, Node, Op, const, rebuild, splat_of
+from ingot.ir.node import Graph, Node, Op, const, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
-from ingot.ir.types import DType, boolean, f32
+from ingot.ir.types import boolean
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.constants import is_constant, value_of
 from ingot.passes.core.dce import dce
-from ingot.passes.core.dtypes.precision import STORED, excess, lower_precision
 from ingot.passes.core.fold_constants import fold_constants
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.core.unroll import unroll
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.lower import lower_model_ops
-from ingot.support.errors import InputError
-from ingot.transform.bounds.blocks import with_parts
 from ingot.transform.bounds.forms import (
     Elu,
     Hinge,
     Largest,
     Reciprocal,
-    RoundedToBytes,
     Shift,
     Silu,
     Softplus,
@@ -63,114 +58,17 @@ def canonical(graph: Graph, trees: bool = True, has_winograd: bool = False) -> G
     """See the module's docstring. Constants are folded in the model's own types first, so that they equal those of the
     program. trees: whether maxima over windows become trees of binary maxima. has_winograd: whether transposed
     convolutions are split as the program splits them, as their parts may be computed by Winograd's algorithm."""
-    model = rewrite(fold_batch_norm(fold_constants(graph)), _model_rules(), mandatory=True)
+    model = rewrite(fold_batch_norm(fold_constants(graph)), model_rules(), mandatory=True)
     lowered = lower_model_ops(model)
     core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if has_winograd else lowered))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
-
-
-def at_activations(graph: Graph, activations: str) -> Graph:
-    """The graph with the rounding that a program with activations="int8" may do: of each value that a constant of
-    levels multiplies, along all that is summed. Programs round in shorter blocks, or not at all, which such bounds
-    include. Raises InputError for branches with products."""
-    if activations == "float32":
-        return graph
-    # before constants are folded, which hides levels
-    lowered = lower_model_ops(graph, frozenset(rule.root for rule in _model_rules()))
-    return lowered.with_outputs(_rounded_to_bytes(lowered, set(lowered.inputs), set()))
-
-
-def _rounded_to_bytes(graph: Graph, varying: set[Node], levels: set[Node]) -> Sequence[Node]:
-    """The outputs. varying: the inputs that are not constants. levels: those that are constants made of integers."""
-    for n in graph.nodes():
-        if n in varying or any(x in varying for x in n.inputs):
-            varying.add(n)
-        elif any(type_.dtype.is_integer for type_ in n.types) or any(x in levels for x in n.inputs):
-            levels.add(n)
-
-    def image(n: Node, inputs: Sequence[Node]) -> Node:
-        if isinstance(n.op, ops.While):
-            return Node.make(_with_rounded_body(n, varying, levels), inputs, n.loc)
-        if any(isinstance(m.op, (ops.DotGeneral, ops.Convolution)) for body in n.op.bodies for m in body.nodes()):
-            raise InputError("activations", expected="float32 for branches with products", got="int8")
-        if not isinstance(n.op, (ops.DotGeneral, ops.Convolution)) or n.dtype != f32:
-            return n.with_inputs(inputs) if n.inputs else n
-        sides = zip(n.inputs, n.inputs[::-1], inputs, strict=True)
-        return n.with_inputs(
-            [
-                RoundedToBytes(_summed_dims(n, side))(x) if old in varying and other in levels else x
-                for side, (old, other, x) in enumerate(sides)
-            ]
-        )
-
-    return rebuild(graph.outputs, rule=image)
-
-
-def _with_rounded_body(n: Node, varying: set[Node], levels: set[Node]) -> ops.While:
-    """What a loop carries is a constant in its body if it is one before the loop and stays the same."""
-    op = n.op
-    assert isinstance(op, ops.While)
-    carried = [*zip(n.inputs, op.body.inputs, op.body.results, strict=True)]
-    constants = {inside: outside for outside, inside, after in carried if inside is after and outside not in varying}
-    inner_levels = {inside for inside, outside in constants.items() if outside in levels}
-    outputs = _rounded_to_bytes(op.body, {x for x in op.body.inputs if x not in constants}, inner_levels)
-    return replace(op, body=op.body.with_outputs(outputs))
-
-
-def _summed_dims(n: Node, side: int) -> tuple[int, ...]:
-    """At least the dimensions of an operand that a contraction sums over."""
-    op, rank = n.op, len(n.inputs[side].shape)
-    if isinstance(op, ops.DotGeneral):
-        return tuple(op.contract[side])
-    assert isinstance(op, ops.Convolution)
-    return tuple(d for d in range(rank) if side or d != op.lhs_layout.index("N"))
-
-
-def in_parts(graph: Graph) -> Graph:
-    """The graph with products of weights in blocks with a minimum in parts, as programs compute them: see `blocks`."""
-    return with_parts(graph, frozenset(rule.root for rule in _model_rules()))
-
-
-def at_precision(graph: Graph, precision: str) -> Graph:
-    """The graph with the conversions that a program of this precision makes: of weights, and of the values that they
-    multiply. Whether other users of such a value read it rounded is up to the program; here all do, because the bounds
-    of the rounded value include the value itself. Raises InputError for a weight that overflows in the type."""
-    if precision == "float32":
-        return graph
-    unlowered = frozenset(rule.root for rule in _model_rules()) | {ops.Recurrent}
-    wide = lower_model_ops(fold_batch_norm(fold_constants(graph)), unlowered)
-    lowered = lower_precision(wide, precision)
-    _check_ranges(wide, STORED[precision])
-    rounded_dtypes: dict[Node, DType] = {}
-    for n in lowered.nodes():
-        if isinstance(n.op, ops.Convert) and n.dtype.bits == 16 and n.inputs[0].dtype == f32:
-            source = n.inputs[0]
-            while source.op.rearranges and len(source.inputs) == 1:
-                source = source.inputs[0]
-            rounded_dtypes[source] = n.dtype
-
-    def image(n: Node, inputs: Sequence[Node]) -> Node:
-        copy = n.with_inputs(inputs)
-        return ops.cast(ops.cast(copy, rounded_dtypes[n]), f32) if n in rounded_dtypes and n.dtype == f32 else copy
-
-    return lowered.with_outputs(rebuild(lowered.outputs, rule=image))
-
-
-def _check_ranges(graph: Graph, dtype: DType) -> None:
-    """Which products a program leaves in f32 for a weight that is too large depends on what it merges."""
-    for weight in {n.inputs[i] for n in graph.nodes() for i in n.op.stored_weights}:
-        largest = excess(value_of(weight), dtype) if weight.dtype == f32 and is_constant(weight) else None
-        if largest is not None:
-            fix = "take float32 or bfloat16"
-            what = f"weights in the range of {dtype}"
-            raise InputError("bounds", expected=what, got=largest, where=weight.loc, fix=fix)
 
 
 # --- MODEL ops whose ordinary lowering would make bounds loose
 
 
 @cache
-def _model_rules() -> RuleSet:
+def model_rules() -> RuleSet:
     return rules(
         Rule("softmax", ops.Softmax, _softmax),
         Rule("log-softmax", ops.LogSoftmax, _log_softmax),

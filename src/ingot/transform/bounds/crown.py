@@ -90,7 +90,7 @@ def terms_and_error(node: Node, c: Intervals) -> tuple[int, float]:
     """For a linear node that computes: the number of terms of an element, and its error relative to the sum of their
     magnitudes."""
     if isinstance(node.op, CONTRACTIONS):
-        return contracted_terms(node), c.rounding.of_sum(contracted_terms(node))
+        return contracted_terms(node), c.rounding.of_contraction(node, contracted_terms(node))
     if isinstance(node.op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
         return summed_terms(node), c.rounding.of_sum(summed_terms(node))
     return 1, 0.0 if isinstance(node.op, (*LINEAR_MOVES, *SUMS)) else c.rounding.of_function(0.5)
@@ -353,9 +353,11 @@ class Backward:
             self.pass_on(v, Term(g))
         self.dot(node, a, -Term(op(bx.center.node, by.center.node)))
         self.dot(node, absolute_value(a), -Term(op(bx.radius.node, by.radius.node)))
-        terms = contracted_terms(node) if isinstance(op, CONTRACTIONS) else 1
+        is_sum = isinstance(op, CONTRACTIONS)
+        terms = contracted_terms(node) if is_sum else 1
         magnitude = Term(op(bx.magnitude.node, by.magnitude.node))
-        error = self.c.rounding.of_sum(terms) if terms > 1 else self.c.rounding.of_function(0.5)
+        rounding = self.c.rounding
+        error = rounding.of_contraction(node, terms) if is_sum else rounding.of_function(0.5)
         # three products of this magnitude, each a sum
         own_error = (terms + 16) * 8 * F64_EPSILON
         self.err(node, a, magnitude, error + own_error, self.c.rounding.floor * terms)

@@ -10,8 +10,8 @@ import numpy as np
 from ingot.driver.compile import Options, compiled_program
 from ingot.ir.node import Graph
 from ingot.runtime.executor import CompiledModel
-from ingot.transform.bounds.canonical import in_parts
 from ingot.transform.bounds.graph import Question, bound_graph
+from ingot.transform.bounds.narrow import in_parts
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.run import as_compiled, rounding_of, static_graph
 

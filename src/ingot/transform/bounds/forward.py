@@ -203,8 +203,10 @@ class Forward:
         )
         radius = apply(a.radius, absolute_value(b.center)) + apply(absolute_value(a.center), b.radius)
         radius = radius + apply(a.deviation, b.deviation)
-        terms = contracted_terms(node) if isinstance(op, CONTRACTIONS) else 1
-        error = self.c.rounding.of_sum(terms) if terms > 1 else self.c.rounding.of_function(0.5)
+        is_sum = isinstance(op, CONTRACTIONS)
+        terms = contracted_terms(node) if is_sum else 1
+        rounding = self.c.rounding
+        error = rounding.of_contraction(node, terms) if is_sum else rounding.of_function(0.5)
         size = apply(a.magnitude, b.magnitude)
         radius = (
             radius + size * (error + (terms + 16) * 8 * F64_EPSILON + 4 * self.error) + self.c.rounding.floor * terms

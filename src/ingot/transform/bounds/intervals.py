@@ -112,9 +112,7 @@ class Intervals:
             if isinstance(node.op, Project) or (rule := self._rule(node)) is None:
                 if not isinstance(node.op, Project):
                     self.missing.append(UnsupportedOp(node.op.name, node.loc or "the graph", "no bounds of it"))
-                self.values[node] = Interval(
-                    t.full(node.types[0].shape, -_INF, f64), t.full(node.types[0].shape, _INF, f64)
-                )
+                self.values[node] = _unbounded(node)
                 continue
             interval = rule(self, node, [self.of(x) for x in node.inputs])
             if is_nonnegative(node, self.nonnegative):  # which the error of the bounds' own arithmetic hides
@@ -214,10 +212,7 @@ def _rounded_to_bytes(c: Intervals, node: Node, xs: Sequence[Interval]) -> Inter
 
 @_interval(Largest)
 def _largest(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
-    lower, upper = xs[0].lower, xs[0].upper
-    for x in xs[1:]:
-        lower, upper = maximum(lower, x.lower), maximum(upper, x.upper)
-    return Interval(lower, upper)
+    return Interval(reduce(maximum, [x.lower for x in xs]), reduce(maximum, [x.upper for x in xs]))
 
 
 @_interval(ops.Convert)
@@ -237,17 +232,24 @@ def _compared(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     assert isinstance(op, ops.Compare)
     if op.direction in ("GT", "GE"):
         a, b = b, a
+    # what may hold is what is not excluded, so that NaN, the bound of a product of 0 and infinity, excludes nothing
     if op.direction in ("LT", "GT"):
-        return Interval(a.upper < b.lower, a.lower < b.upper)
+        return Interval(a.upper < b.lower, (a.lower >= b.upper).map(ops.Not()))
     if op.direction in ("LE", "GE"):
-        return Interval(a.upper <= b.lower, a.lower <= b.upper)
-    may_hold = t.term(t.logical_and(a.lower <= b.upper, b.lower <= a.upper))
-    must_hold = t.term(t.logical_and(a.lower.equals(b.upper), b.lower.equals(a.upper)))
-    return (
-        Interval(must_hold, may_hold)
-        if op.direction == "EQ"
-        else Interval(may_hold.map(ops.Not()), must_hold.map(ops.Not()))
-    )
+        return Interval(a.upper <= b.lower, (a.lower > b.upper).map(ops.Not()))
+    differ = (a.lower > b.upper) | (b.lower > a.upper)
+    agree = a.lower.equals(b.upper) & b.lower.equals(a.upper)
+    return Interval(agree, differ.map(ops.Not())) if op.direction == "EQ" else Interval(differ, agree.map(ops.Not()))
+
+
+@_interval(ops.IsNan, ops.IsFinite)
+def _classified(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    """A value of finite bounds is finite; one that may be undefined has none."""
+    (x,) = xs
+    is_finite, any_case = x.lower.map(ops.IsFinite()) & x.upper.map(ops.IsFinite()), _unbounded(node)
+    if isinstance(node.op, ops.IsNan):
+        return Interval(any_case.lower, is_finite.map(ops.Not()))
+    return Interval(is_finite, any_case.upper)
 
 
 @_interval(ops.Not)
@@ -310,10 +312,7 @@ def _multiplied(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
 
 
 def _extremes(values: Sequence[Term]) -> tuple[Term, Term]:
-    lower = upper = values[0]
-    for value in values[1:]:
-        lower, upper = minimum(lower, value), maximum(upper, value)
-    return lower, upper
+    return reduce(minimum, values), reduce(maximum, values)
 
 
 def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | None:
@@ -328,7 +327,7 @@ def _normalized(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval | 
     largest_rest = largest_sum * (1 + 2 * error) - x.upper
     least_rest = maximum(least_sum * (1 - 2 * error) - x.lower, 0.0)
     lower = where(x.lower > 0.0, x.lower / (x.lower + largest_rest), 0.0)
-    upper = where(x.upper > 0.0, x.upper / (x.upper + least_rest), 0.0)
+    upper = where(x.upper <= 0.0, 0.0, x.upper / (x.upper + least_rest))  # NaN for NaN
     return Interval(*outward(lower, upper, 4 * error, c.rounding.floor))
 
 
@@ -380,14 +379,20 @@ def _summed(c: Intervals, node: Node, x: Interval) -> Interval:
 def _unknown(c: Intervals, node: Node, reason: str = "") -> Interval:
     message = reason or f"{getattr(node.op, 'kind', '')} has no bounds"
     c.missing.append(UnsupportedOp(node.op.name, node.loc or "the graph", message))
-    return Interval(t.full(node.shape, -_INF, f64), t.full(node.shape, _INF, f64))
+    return _unbounded(node)
+
+
+def _unbounded(node: Node) -> Interval:
+    shape, dtype = node.types[0].shape, node.types[0].dtype
+    ends = (0, 1, boolean) if dtype == boolean else (-_INF, _INF, f64)
+    return Interval(*(t.full(shape, end, ends[2]) for end in ends[:2]))
 
 
 @_interval(ops.DotGeneral, ops.Convolution)
 def _contracted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     """From center c and radius r: the center c * w and the radius r * |w|, with the errors of both sums in r."""
     op, (a, b) = in_f64(node.op), xs
-    error = c.rounding.of_sum(contracted_terms(node))
+    error = c.rounding.of_contraction(node, contracted_terms(node))
     are_exact = [c.is_exact(x) for x in node.inputs]
     if not any(are_exact):
         return _bilinear(c, node, op, a, b, error)

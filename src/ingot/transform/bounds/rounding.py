@@ -16,7 +16,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
-from ingot.ir.types import DType, f64
+from ingot.ir.types import DType, f32, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.schedule.cpu.winograd.plan import TILE_SIZES
@@ -26,6 +26,7 @@ from ingot.support.errors import InputError
 
 F64_EPSILON = 2.0**-52  # twice the unit roundoff: it includes the rounding of the error terms themselves
 F64_UNDERFLOW = 2.0**-1000  # more than what underflows in a sum of f64 products
+_TF32_PRODUCT = 1.01 * 2.0**-9  # of a product of two operands cut to 10 bits; 1%: what their sum adds to its rounding
 _FUNCTION_ULPS = 8  # of a transcendental function in f64; at most 3.2 were measured (docs/reference/ops.md)
 
 
@@ -46,6 +47,11 @@ class Rounding:
                 "bounds", expected="static sizes", got=f"a sum of {count} products", fix="fix them by dynamic"
             )
         return _gamma(count + 16, F64_EPSILON) + _gamma(count + 2, self.unit)
+
+    def of_contraction(self, node: Node, count: DimLike) -> float:
+        """The error of a contraction that sums `count` products, as `of_sum`: the program may cut its operands."""
+        is_cut = self.unit and node.dtype == f32 and getattr(node.op, "tf32", False)
+        return self.of_sum(count) + (_TF32_PRODUCT if is_cut else 0.0)
 
     def of_function(self, ulps: float = 4.0) -> float:
         """The relative error of a function that errs by `ulps` in the program."""

@@ -17,12 +17,11 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType, f32, f64
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.program import Program
-from ingot.runtime.tensors import host_array, is_tensor
+from ingot.runtime.tensors import host_array
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.blocks import holds_minimum
-from ingot.transform.bounds.canonical import at_activations, at_precision, in_parts
 from ingot.transform.bounds.graph import Question, bound_graph
+from ingot.transform.bounds.narrow import at_activations, at_precision, in_parts
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.slopes import slopes_of
 
@@ -147,16 +146,11 @@ def has_winograd(program: Program) -> bool:
 
 
 def rounding_of(graph: Graph, numerics: bool, options: Options) -> Rounding:
-    """The rounding of a program of this graph: that of the narrowest floats that it computes with. Raises InputError
-    for weights in blocks with a minimum in a program of narrower types."""
+    """The rounding of a program of this graph: that of the narrowest floats that it computes with."""
     if not numerics:
         return Rounding()
     import ml_dtypes
 
-    is_wide = options.activations == options.precision == "float32"
-    if not is_wide and holds_minimum(graph):
-        got = f"{options.precision}, {options.activations} and weights in blocks with a minimum"
-        raise InputError("numerics", expected="precision and activations in float32", got=got)
     floats = {n.types[0].dtype for n in graph.nodes() if n.types[0].dtype.is_float and not _is_exact(n)}
     infos = [ml_dtypes.finfo(d.numpy) for d in floats or {f32}]
     unit, tiny = max(float(i.eps) / 2 for i in infos), max(float(i.smallest_normal) for i in infos)
@@ -306,14 +300,6 @@ def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
 
 
-def _for_numpy(value: Any) -> Any:
-    """A tensor in a form that numpy accepts: detached, and bfloat16 as float32."""
-    if not is_tensor(value):
-        return value
-    value = value.detach()
-    return value.float() if str(value.dtype) == "torch.bfloat16" else value
-
-
 def opened_for(model: Any, x: Any, dynamic: Any) -> Opened:
     """The opened model. Positional arguments serve as its example inputs where it needs them."""
     request = Request(_arguments(x)[0] or None, dynamic)
@@ -338,7 +324,7 @@ def flat_inputs(opened: Opened, x: Any, direction: int = 0) -> list[np.ndarray]:
         raise InputError("x", expected=f"{len(inputs)} inputs", got=len(flat))
     arrays: list[np.ndarray] = []
     for node, value in zip(inputs, flat, strict=True):
-        array = host_array(_for_numpy(value), _label(node))
+        array = host_array(value, _label(node))
         if node.dtype.is_float != (array.dtype.kind == "f" or array.dtype.kind == "V"):
             raise InputError(_label(node), expected=str(node.type), got=str(array.dtype))
         if not node.dtype.is_float:

@@ -151,3 +151,14 @@ def test_convolutions() -> None:
     g = graph(conv(x, weights(4, 3, 3, 3)))
     same_values(g, lower_precision(g, "bfloat16"), tolerance=0.1)
     same_values(g, lower_precision(g, "float16"), tolerance=0.01)
+
+
+def test_tf32_is_allowed_where_a_product_leaves_it_open() -> None:
+    """No type changes, and what is settled stays."""
+    y, w = arg("x", 4, 6), arg("w", 6, 6)
+    for tf32 in (None, False, True):
+        y = ops.DotGeneral(((), ()), ((1,), (0,)), tf32=tf32)(y, w)
+    lowered = lower_precision(graph(y), "tf32")
+    products = [n for n in lowered.nodes() if isinstance(n.op, ops.DotGeneral)]
+    assert sorted(str(getattr(n.op, "tf32", None)) for n in products) == ["False", "True", "True"]
+    assert all(n.dtype == f32 for n in lowered.nodes())

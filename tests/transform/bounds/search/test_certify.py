@@ -211,6 +211,13 @@ def test_bad_attacks(options: dict[str, object], message: str) -> None:
         ingot.attack(net, x, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_an_attack_in_other_types(dtype: torch.dtype) -> None:
+    net, x = net_of("relu")
+    found = ingot.attack(net.to(dtype), x.to(dtype), label=0, eps=2.0)
+    assert found.success and str(found.x.dtype) == str(found.y.dtype) == str(dtype).removeprefix("torch.")
+
+
 def _wide(seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(40, 10), nn.ReLU(), nn.Linear(10, 8), nn.LeakyReLU(0.1), nn.Linear(8, 2)).eval()
@@ -248,6 +255,24 @@ def test_neurons_are_split(tmp_path: Path, numerics: bool) -> None:
     text = f"{names}{box}(assert (>= Y_0 {largest - 0.05 * (linear - largest)}))"
     refuted = ingot.certify(path, parse_property(text), numerics=numerics)
     assert refuted.answer == "refuted"
+
+
+@pytest.mark.slow
+def test_neurons_are_split_in_every_box(tmp_path: Path) -> None:
+    """Of 40 inputs, halves of a second box prove as little as those of the first."""
+    net, path = _wide(), tmp_path / "wide.onnx"
+    torch.onnx.export(net, (torch.zeros(1, 40),), path, dynamo=False)
+    names = "".join(f"(declare-const {v} Real)" for v in (*(f"X_{i}" for i in range(40)), "Y_0", "Y_1"))
+    upper = float(ingot.bounds(net, torch.full((1, 40), 0.5), eps=0.5, slope_steps=30).upper[0, 0])
+    limit = upper - 0.3 * (upper + _least(net, [-1.0, 0.0], 0.0, 1.0))
+    boxes = [" ".join(f"(<= X_{i} {end}) (>= X_{i} 0)" for i in range(40)) for end in (1, 0.999)]
+    alternatives = [f"(and {box} (>= Y_0 {limit}))" for box in boxes]
+    verdicts = [
+        ingot.certify(path, parse_property(f"{names}(assert (or {' '.join(parts)}))"))
+        for parts in (alternatives[:1], alternatives)
+    ]
+    assert [v.answer for v in verdicts] == ["proved", "proved"]
+    assert 2 < verdicts[0].boxes < verdicts[1].boxes <= 2 * verdicts[0].boxes
 
 
 def test_bounds_of_cases_hold() -> None:

@@ -9,6 +9,7 @@ from ingot import ops
 from ingot.frontends.shared.composites.complex import Complex
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.shared.sizes import require_equal
+from ingot.frontends.stablehlo.syntax import Raw
 from ingot.frontends.stablehlo.values import Call, Table
 from ingot.ir.node import Node
 from ingot.ir.types import DType, boolean, f32
@@ -18,14 +19,23 @@ row, on_complex = Table(), Table()
 Sides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def product(a: Node, b: Node, batch: Sides, contract: Sides, dtype: DType, loc: str = "") -> Node:
+def _tf32(c: Call) -> bool | None:
+    """Whether TF32 suffices: not where both operands' precision is HIGHEST, else it is left to the compiler."""
+    config = c.attributes.get("precision_config")
+    precisions = [p.text for p in config if isinstance(p, Raw)] if isinstance(config, list | tuple) else []
+    return False if precisions and all("HIGHEST" in p for p in precisions) else None
+
+
+def product(
+    a: Node, b: Node, batch: Sides, contract: Sides, dtype: DType, loc: str = "", tf32: bool | None = None
+) -> Node:
     """dot_general with sums in `dtype`."""
     if boolean in (a.dtype, b.dtype):
         counts = product(ops.cast(a, f32), ops.cast(b, f32), batch, contract, f32, loc)
         return ops.cast(ops.compare("NE", counts, 0.0), dtype, loc)
     if a.dtype != b.dtype or a.dtype.is_float != dtype.is_float or (not dtype.is_float and a.dtype != dtype):
         a, b = ops.cast(a, dtype), ops.cast(b, dtype)
-    return ops.DotGeneral(batch, contract, None if dtype == a.dtype else dtype)(a, b, loc=loc)
+    return ops.DotGeneral(batch, contract, None if dtype == a.dtype else dtype, tf32=tf32)(a, b, loc=loc)
 
 
 def _dims(c: Call, lhs_rank: int, rhs_rank: int) -> tuple[Sides, Sides]:
@@ -47,7 +57,7 @@ def dot_general(c: Call, a: Node, b: Node) -> Node:
     batch, contract = _dims(c, a.type.rank, b.type.rank)
     for lhs_axes, rhs_axes in (batch, contract):
         require_equal([a.shape[d] for d in lhs_axes], [b.shape[d] for d in rhs_axes], c.op.name)
-    return product(a, b, batch, contract, c.dtype, c.loc)
+    return product(a, b, batch, contract, c.dtype, c.loc, _tf32(c))
 
 
 @on_complex("dot", "dot_general")
@@ -74,7 +84,7 @@ def convolution_of(c: Call, a: Node, b: Node, padding: tuple[tuple[int, int], ..
     )
     op = ops.Convolution(
         steps, tuple(padding[i] for i in order), base, window, *layouts,
-        c.int("feature_group_count", 1), c.int("batch_group_count", 1),
+        c.int("feature_group_count", 1), c.int("batch_group_count", 1), tf32=_tf32(c),
     )  # fmt: skip
     flipped = c.per_axis("window_reversal", n, 0)
     if any(flipped):

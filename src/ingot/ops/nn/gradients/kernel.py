@@ -13,7 +13,7 @@ from ingot.ir.node import Node, Op, Samples
 from ingot.ir.types import DType, TensorType, dtype_of
 from ingot.ops.build import pad
 from ingot.ops.core.base import dilated_size, expect_equal, round_to, window_count
-from ingot.ops.core.contraction import Convolution
+from ingot.ops.core.contraction import Convolution, as_multiplied
 from ingot.ops.core.shape import Reshape, Transpose
 from ingot.ops.linalg import matrices as m
 from ingot.ops.nn import terms as t
@@ -28,7 +28,7 @@ class KernelGradient(Op):
     result[o, i, k] is the sum over samples n and positions p of x[n, strides p + dilation k, i] * g[n, p, o]. The
     padding of the convolution is already part of x. depthwise: the convolution has one group for each channel of x; the
     result is [O,1,*window], and output channel o reads input channel o // (O / I). dtype: the dtype of the result, by
-    default that of the operands.
+    default that of the operands. tf32: see `Convolution`.
     """
 
     name: ClassVar[str] = "kernel_gradient"
@@ -39,6 +39,7 @@ class KernelGradient(Op):
     dilation: tuple[int, ...]
     depthwise: bool = False
     dtype: DType | None = None
+    tf32: bool | None = None
 
     def with_sums(self, dtype: DType) -> Op:
         return replace(self, dtype=dtype)
@@ -78,7 +79,7 @@ class KernelGradient(Op):
         return product((*g.shape, 1 if self.depthwise else x.shape[-1], *self.window)) * 2
 
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
-        x, g = (t.as_f64(v) for v in inputs)
+        x, g = map(t.as_f64, as_multiplied(self.tf32, *inputs))
         out = np.zeros(self.infer(*(TensorType(dtype_of(v), v.shape) for v in inputs)).shape, g.dtype)
         summed_axes = tuple(range(x.ndim - 1))
         if self.depthwise:
@@ -133,7 +134,9 @@ class KernelGradient(Op):
         excess = (dilated_size(p, s) + dilated_size(k, d) - 1 - n for n, p, k, s, d in sizes)
         cropped = pad(x, (0,) * (rank + 2), (0, *excess, 0))
         layouts = f"{batch_letter}{letters}{channel_letter}", f"I{letters}O", f"CN{letters}"
-        return Convolution(self.dilation, none, one, self.strides, *layouts, groups, dtype=self.dtype)(cropped, g)
+        return Convolution(self.dilation, none, one, self.strides, *layouts, groups, dtype=self.dtype, tf32=self.tf32)(
+            cropped, g
+        )
 
     @classmethod
     def samples(cls) -> Samples:

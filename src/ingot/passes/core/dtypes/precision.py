@@ -13,6 +13,8 @@
 - A value with other readers is stored narrow once, and all of them read the rounded value. Ops that only move data, and
   maxima, work on narrow values, as rounding commutes with them. The inputs and outputs of the model keep their types,
   and outputs are not rounded.
+- "tf32" changes no type: it allows products of f32 that leave the choice open (`tf32` is None, see
+  `ops.core.contraction`) to cut their operands to TF32 as they read them.
 - A weight that is too large for the narrow type stays f32, and so does the product; a warning names it.
 """
 
@@ -37,7 +39,7 @@ from ingot.support.errors import InputError
 from ingot.support.log import Log
 
 _log = Log("ingot.precision")
-STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16}
+STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16, "tf32": f32}
 
 
 def lower_precision(graph: Graph, precision: str, same_types: bool = False, pairs_levels: bool = False) -> Graph:
@@ -49,7 +51,14 @@ def lower_precision(graph: Graph, precision: str, same_types: bool = False, pair
     stored = STORED.get(precision)
     if stored is None:
         raise InputError("precision", expected=" or ".join(STORED), got=repr(precision), fix=_fix(precision))
+    if precision == "tf32":
+        return graph.with_outputs(rebuild(graph.outputs, rule=_with_tf32))
     return graph if stored == f32 else _Narrowing(graph, stored, same_types, pairs_levels and stored == bf16).run()
+
+
+def _with_tf32(n: Node, inputs: Sequence[Node]) -> Node:
+    is_open = isinstance(n.op, ops.DotGeneral | ops.Convolution | ops.KernelGradient) and n.op.tf32 is None
+    return replace(n.op, tf32=True)(*inputs, loc=n.loc) if is_open else n.with_inputs(inputs)
 
 
 def _fix(precision: object) -> str | None:

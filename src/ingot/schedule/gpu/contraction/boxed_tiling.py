@@ -32,7 +32,7 @@ NARROW_COLUMNS = 64  # of a piece, below which shared memory is slower than the 
 MAX_RESIDENT = 3  # programs of a multiprocessor, whose beginnings and ends run beside another's products
 MAX_LONG_STEP_AREA = 64 * 128  # of tiles whose k-steps may be twice as long
 MAX_PERSISTENT_WARPS = 8  # of a multiprocessor
-EPILOGUE_BYTES_PER_WARP = 4 << 10  # of shared memory, by which values reach the threads that store them
+EPILOGUE_BYTES_PER_WARP = 4 << 10  # of shared memory at least, by which values reach the threads that store them
 MIN_STAGES, MAX_STAGES = 3, 6
 MAX_FITTED_RESULT, MAX_FITTED_TERMS = 1 << 25, 1 << 15  # elements and terms of the largest products of the sweep
 MAX_PARTS = 128
@@ -46,7 +46,7 @@ SHAPES = (  # rows, columns, warps; of equal times, the first
 @dataclass(frozen=True)
 class BoxedProduct:
     """The sizes of a product whose epilogue has no costly ops. step: the terms of a short k-step. epilogue_bytes: as in
-    `ProductShape`."""
+    `ProductShape`. rate: multiply-adds of a multiprocessor in a microsecond."""
 
     rows: int
     columns: int
@@ -55,6 +55,7 @@ class BoxedProduct:
     nbytes: int
     step: int
     epilogue_bytes: int
+    rate: float
 
     @property
     def is_fitted(self) -> bool:
@@ -105,7 +106,8 @@ class BoxedProduct:
     def _persists(self, t: Tiling, resident: int, machine: Machine) -> bool:
         """Whether programs can be persistent: of one piece, with memory for the epilogue beside that for copies."""
         has_one_piece = (pieces_of(t.rows), pieces_of(t.columns)) == ((t.rows,), (t.columns,))
-        nbytes = t.stages * (t.rows + t.columns) * t.depth * self.nbytes + t.warps * EPILOGUE_BYTES_PER_WARP
+        epilogue_bytes = max(t.warps * EPILOGUE_BYTES_PER_WARP, t.rows * t.columns * self.nbytes // 2)
+        nbytes = t.stages * (t.rows + t.columns) * t.depth * self.nbytes + epilogue_bytes
         return (
             has_one_piece and resident * t.warps <= MAX_PERSISTENT_WARPS and resident * nbytes <= machine.shared_bytes
         )
@@ -118,7 +120,7 @@ class BoxedProduct:
         columns = sum(max(n, (NARROW_COLUMNS + n) / 2) for n in pieces_of(t.columns))
         steps = -(-self.terms // t.parts // t.depth)
         step_us = max(STEP_US, COPY_US / (t.stages - 1)) / resident  # if products took no time
-        total = waves * steps * max(step_us, t.rows * columns * t.depth / machine.product_rate)
+        total = waves * steps * max(step_us, t.rows * columns * t.depth / self.rate)
         total = max(total, tiles * (t.rows + t.columns) * self.terms * self.nbytes / COPIED_BYTES_PER_US)
         start, end, turns = START_US, area * EPILOGUE_US_PER_BYTE * self.epilogue_bytes, 1 + (waves - 1) / resident
         total += start + (TURN_US + end) * turns if t.persistent else (start + end) * turns

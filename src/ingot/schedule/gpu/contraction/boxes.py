@@ -13,14 +13,15 @@ from dataclasses import replace
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Buffer, Expr, Matrix, Tile
-from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, i8
+from ingot.ir.types import DType, bf16, f8e4m3fn, f8e5m2, f16, f32, i8
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
+from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.lowered import Arg
 from ingot.support.dataclass import dataclass
 
 ROW_ALIGNMENT_BYTES = 16
-BOX_DTYPES = (f16, bf16, f8e4m3fn, f8e5m2, i8)
+BOX_DTYPES = (f16, bf16, f8e4m3fn, f8e5m2, i8, f32)
 StridedAxis = tuple[DimLike, DimLike]  # (extent, stride)
 
 
@@ -48,18 +49,19 @@ class Box:
 Boxes = tuple[Box, Box]  # of A and B
 
 
-def boxes_of(loops: Loops, types: tuple[DType, DType], a: tuple[DimLike, Arg], b: tuple[DimLike, Arg]) -> Boxes | None:
+def boxes_of(loops: Loops, multiplied: Multiplied, a: tuple[DimLike, Arg], b: tuple[DimLike, Arg]) -> Boxes | None:
     """The boxes of A (rows by terms) and B (terms by columns), or None if one is not a matrix of static sizes. a, b:
     the offset and the buffer of each."""
-    if any(x.extent != 1 for x in loops.batch) or any(d not in BOX_DTYPES for d in types):
+    types = multiplied.dtypes
+    if types is None or any(x.extent != 1 for x in loops.batch) or any(d not in BOX_DTYPES for d in types):
         return None
     rows, a_terms = [(x.extent, x.a) for x in loops.rows], [(x.extent, x.a) for x in loops.reduce]
     b_terms, columns = [(x.extent, x.b) for x in loops.reduce], [(x.extent, x.b) for x in loops.cols]
     box_a, box_b = _box(rows, a_terms, types[0], *a), _box(b_terms, columns, types[1], *b)
     if box_a is None or box_b is None:
         return None
-    # tensor cores read 8-bit operands from shared memory only if their terms are contiguous
-    return (box_a, box_b) if types[0].bits > 8 or (not box_a.is_transposed and box_b.is_transposed) else None
+    has_contiguous_terms = not box_a.is_transposed and box_b.is_transposed
+    return (box_a, box_b) if has_contiguous_terms or not multiplied.needs_contiguous_terms else None
 
 
 def _box(

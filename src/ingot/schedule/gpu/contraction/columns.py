@@ -5,7 +5,8 @@
 Without the copy, each tile would load B element by element. Products of f32, which tensor cores do not make, need
 contiguous columns: multiply-adds read several columns of a term from shared memory at once, and terms side by side
 would put these into one bank. Constants are repacked when they are compiled
-(`blocks.repack`); weights that are trained are copied by each call.
+(`blocks.repack`); weights that are trained are copied by each call. Products of TF32, which tensor cores make, need
+contiguous terms.
 """
 
 from __future__ import annotations
@@ -36,34 +37,52 @@ from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Arg, Step
 
 MIN_ROWS_FOR_COPY = 256  # of A: below, tiles read B less often than the copy does
+MIN_ROWS_FOR_TERM_COPY = 1024  # below, the copy takes about as long as the product
 TILE = 32, 64  # (terms, columns) that a program copies
 
 
 def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
     """Whether copying B pays: no vector load reads several of its columns, or of its terms where tensor cores multiply
     them, and many rows of A use it."""
-    axes = (*loops.batch, *loops.reduce, *loops.cols)
-    sizes = [n for x in axes for n in (x.extent, x.b)]
-    if not isinstance(offset, int) or not all(isinstance(n, int) for n in sizes) or any(x.b == 0 for x in axes):
+    if not _is_copyable(loops, offset):
         return False
     unit = max(1, ALIGNMENT_BYTES // dtype.nbytes)
 
     def has_aligned_runs(run_axes: tuple[Axis, ...], other_axes: tuple[Axis, ...]) -> bool:
         """Whether runs along `run_axes` are contiguous and start at addresses that vector loads allow."""
-        *outer, inner = merge_axes(tuple(Axis(x.extent, x.b) for x in run_axes))
+        *outer, inner = _in_memory(run_axes)
         run_starts = [offset, inner.extent, *(x.a for x in outer), *(x.b for x in other_axes)]
         return inner.a == 1 and all(estimate(n) % unit == 0 for n in run_starts)
 
     rows, columns = (estimate(product(x.extent for x in axes)) for axes in (loops.rows, loops.cols))
     if rows < MIN_ROWS_FOR_COPY:
         return False
-    if dtype == f32 and columns > 1 and merge_axes(tuple(Axis(x.extent, x.b) for x in loops.cols))[-1].a != 1:
+    if dtype == f32 and columns > 1 and _in_memory(loops.cols)[-1].a != 1:
         return True
     batch_and_terms = *loops.batch, *loops.reduce
     is_vectorizable = has_aligned_runs(loops.cols, batch_and_terms) or has_aligned_runs(
         loops.reduce, (*loops.batch, *loops.cols)
     )
     return not is_vectorizable and columns % unit == 0
+
+
+def needs_term_copy(loops: Loops, offset: DimLike) -> bool:
+    """Whether copying B with contiguous terms pays, which tensor cores need: otherwise each number is copied to shared
+    memory by itself."""
+    rows = estimate(product(x.extent for x in loops.rows))
+    return _is_copyable(loops, offset) and rows >= MIN_ROWS_FOR_TERM_COPY and _in_memory(loops.reduce)[-1].a != 1
+
+
+def _is_copyable(loops: Loops, offset: DimLike) -> bool:
+    """Whether B has static sizes, and an element for each batch, term and column."""
+    axes = (*loops.batch, *loops.reduce, *loops.cols)
+    sizes = [n for x in axes for n in (x.extent, x.b)]
+    return all(isinstance(n, int) for n in (offset, *sizes)) and all(x.b != 0 for x in axes)
+
+
+def _in_memory(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The extents of B's `axes`, merged, with its strides (as `a`)."""
+    return merge_axes(tuple(Axis(x.extent, x.b) for x in axes))
 
 
 def columns_step(

@@ -20,7 +20,7 @@ from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType, bf16, f8e4m3fn, f8e4m3fnuz, f8e5m2, f8e5m2fnuz, f16, f32, i8
+from ingot.ir.types import DType
 from ingot.ops import Dequantize
 from ingot.ops.core.base import is_contraction
 from ingot.schedule import index as ix
@@ -43,9 +43,10 @@ from ingot.schedule.gpu.blocks import (
 )
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
-from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy
+from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy, needs_term_copy
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MIN_TERMS, Levels, levels_of
+from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.gpu.contraction.reduction import (
     TermBlocks,
     has_other_users,
@@ -69,9 +70,6 @@ MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its
 MIN_BLOCK_TERMS = 32  # of a k-step
 MAX_FEW_ROWS = 64  # of A, whose products with levels take less time than what loads these
 MIN_RUN = 16  # elements side by side of rows and of columns that are read in blocks of terms
-PRODUCT_DTYPES = (f16, bf16, f32, i8)
-F8_DTYPES = (f8e4m3fn, f8e5m2)  # from sm_89 on; either can be multiplied by the other
-DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
 
 
 def lower_contraction(
@@ -88,15 +86,6 @@ def lower_contraction(
     return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
 
 
-def product_dtypes(x: DType, y: DType, machine: Machine) -> tuple[DType, DType] | None:
-    """The dtypes in which tensor cores multiply the two operands exactly; None if they cannot."""
-    if machine.has_f8_products and x in F8_DTYPES and y in F8_DTYPES:
-        return x, y
-    if x in DTYPES_EXACT_IN_F16 and y in DTYPES_EXACT_IN_F16:
-        return f16, f16
-    return (x, y) if x == y and x in PRODUCT_DTYPES else None
-
-
 @dataclass(frozen=True)
 class _Operand:
     """The buffer of an operand, and its offset there in elements."""
@@ -107,11 +96,18 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Copy:
-    """The B that a kernel copies: the loops with its strides, its buffer, and its argument of the group."""
+    """The B that a kernel copies: the loops with its strides, its buffer, its argument of the group, and the copy's,
+    behind the sums of parts."""
 
     loops: Loops
     source: _Operand
     arg: Arg
+    result: Arg
+
+
+def tiles_of(t: Tiling) -> tuple[Tile, ...]:
+    """The tiles of values that the tile of a program consists of: pieces of its rows by pieces of its columns."""
+    return tuple(product_of(pieces_of(t.rows), pieces_of(t.columns)))
 
 
 # (block, first term, number of terms, axis of the tile) -> the terms' offsets in the operand, and a mask
@@ -133,6 +129,7 @@ class _Product:
     levels: Levels | None = None
     boxes: Boxes | None = None  # None: the tiling copies by addresses
     copy: _Copy | None = None
+    tf32: bool = False
 
     @staticmethod
     def of(
@@ -154,9 +151,10 @@ class _Product:
         extents = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = extents
         pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
-        dtypes = product_dtypes(x.dtype, y.dtype, machine)
+        multiplied = Multiplied.of(anchor, machine)
+        dtypes, tf32 = multiplied.dtypes, multiplied.tf32
         dtype = dtypes[0] if dtypes else x.dtype
-        if dtype.bits == 8:  # tensor cores read 8-bit columns with contiguous terms
+        if multiplied.needs_contiguous_terms:
             axes = (*loops.batch, *loops.cols, *loops.reduce)
         if constant[b_at] and not of_levels:
             pack = repack(axes, b_at, b_layout.offset, operands_in_memory[1].dtype)
@@ -167,12 +165,19 @@ class _Product:
             pack is None
             and packed_levels is None
             and dtypes is not None
-            and needs_column_copy(loops, b.offset, y.dtype)
+            and (needs_term_copy(loops, b.offset) if tf32 else needs_column_copy(loops, b.offset, y.dtype))
         )
-        if machine.has_box_copies and packed_levels is None and dtypes == (x.dtype, y.dtype):
-            b_source = (b.offset, Arg("in", b_at)) if pack is None else (0, Arg("pack", 0))
-            box_loops = loops if pack is None else packed_loops(loops, axes)
-            boxes = boxes_of(box_loops, (x.dtype, y.dtype), (a.offset, Arg("in", a_at)), b_source)
+        if (
+            machine.has_box_copies
+            and packed_levels is None
+            and multiplied.by_tensor_cores
+            and dtypes == (x.dtype, y.dtype)
+        ):
+            b_source = (
+                (0, Arg("pack", 0)) if pack else (0, Arg("temp", 0)) if needs_copy else (b.offset, Arg("in", b_at))
+            )
+            box_loops = packed_loops(loops, axes) if pack or needs_copy else loops
+            boxes = boxes_of(box_loops, multiplied, (a.offset, Arg("in", a_at)), b_source)
         fixed_step, packed_halves = 0, 1
         if packed_levels is not None:
             levels = packed_levels.levels
@@ -183,7 +188,7 @@ class _Product:
         shape = ProductShape(
             m, n, depth, batch, dtype, fixed_step=fixed_step, packed_halves=packed_halves,
             allows_boxes=boxes is not None, is_a_transposed=boxes is not None and boxes[0].is_transposed,
-            costly_ops=costly_ops, epilogue_bytes=epilogue_bytes,
+            costly_ops=costly_ops, epilogue_bytes=epilogue_bytes, tf32=tf32,
         )  # fmt: skip
         site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
         tiling = decided(site, machine, Tiling)
@@ -207,23 +212,21 @@ class _Product:
                 packed_levels.levels,
             )
         if pack is None and not needs_copy:
-            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes)
+            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes, tf32=tf32)
         if not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         source_loops, loops = loops, packed_loops(loops, axes)
         if pack is None:
-            copy = _Copy(source_loops, b, Arg("in", b_at))
+            copy = _Copy(
+                source_loops, b, Arg("in", b_at), Arg("temp", 0 if tiling.parts == 1 else len(tiles_of(tiling)))
+            )
+            boxes = boxes and (boxes[0], replace(boxes[1], arg=copy.result))
             b = _Operand(Buffer("b", y.dtype, align=ALIGNMENT_BYTES), 0)
-            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, copy=copy)
+            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes, copy=copy, tf32=tf32)
         buffer = Buffer("b", pack.dtype, align=ALIGNMENT_BYTES)
         b = _Operand(buffer, 0)
         packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
-        return _Product(group, anchor, a, b, loops, tiling, site, dtypes, (pack,), packed, boxes=boxes)
-
-    @property
-    def pieces(self) -> tuple[Tile, ...]:
-        """The tiles of values that the tile of a program consists of: pieces of its rows by pieces of its columns."""
-        return tuple(product_of(pieces_of(self.tiling.rows), pieces_of(self.tiling.columns)))
+        return _Product(group, anchor, a, b, loops, tiling, site, dtypes, (pack,), packed, boxes=boxes, tf32=tf32)
 
     def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
@@ -231,7 +234,7 @@ class _Product:
         m, n, batches = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.batch))
         extra: list[tuple[Buffer, Arg]]
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
-        sums = SplitSums(self.group, (self.anchor,), self.pieces, tiles, t.parts, whole_tiles)
+        sums = SplitSums(self.group, (self.anchor,), tiles_of(self.tiling), tiles, t.parts, whole_tiles)
         temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
         column_sums = ColumnSums.of(self.group, self.anchor, m, n, piece_starts(t.rows), len(temps))
         is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
@@ -252,9 +255,9 @@ class _Product:
             extra = self._compute(top, sums, sums.work_item(top, chunk), releases=releases)
         copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
         if self.copy is not None:
-            copy, (source, offset) = Arg("temp", len(sums.temps)), (self.copy.source.buffer, self.copy.source.offset)
-            copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
-            extra = [*extra, (self.b.buffer, copy)]
+            source, offset = self.copy.source.buffer, self.copy.source.offset
+            copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, self.copy.result)),)
+            extra = extra if self.boxes else [*extra, (self.b.buffer, self.copy.result)]
         if column_sums is not None:
             extra, fold_steps = [*extra, *column_sums.params], (column_sums.fold_step(),)
             temps = (*temps, *column_sums.temps)
@@ -362,7 +365,7 @@ class _Product:
             if dtypes:
                 x = k.spread(k.cast(x, dtypes[0]), (t.rows, step))
                 y = k.spread(k.cast(y, dtypes[1]), (step, t.columns))
-                block.store(acc, ZERO, k.tile_product(x, y, total))
+                block.store(acc, ZERO, k.tile_product(x, y, total, self.tf32))
             else:
                 block.store(acc, ZERO, k.fma(*k.broadcast(k.cast(x, dtype), k.cast(y, dtype), total)))
 
@@ -455,7 +458,7 @@ class _Product:
                 (place.column, self.tiling.columns, boxes[1]),
             )
         )
-        accumulators, step = [self._zeros(top, piece) for piece in self.pieces], self.tiling.depth
+        accumulators, step = [self._zeros(top, piece) for piece in tiles_of(self.tiling)], self.tiling.depth
         depth = product(x.extent for x in self.loops.reduce)
         begin, end = work.k_range(top, self.tiling.parts, depth, step)
 
@@ -463,7 +466,7 @@ class _Product:
             xs = [block.let(box.read(a, first, k_index), "x") for first, a, box in rows]
             ys = [block.let(box.read(b, k_index, first), "y") for first, b, box in columns]
             for acc, (x, y) in zip(accumulators, product_of(xs, ys), strict=True):
-                block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
+                block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO), self.tf32))
 
         top.loop("k", begin, end, step, k_step, multiple=step)
         return [k.load(acc, ZERO) for acc in accumulators]

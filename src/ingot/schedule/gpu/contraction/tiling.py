@@ -25,6 +25,8 @@ MIN_STEPS_PER_PART = 4
 MAX_PARTS = 64
 MAX_STAGES = 6
 MAX_STAGES_OF_LEVELS = 3  # whose k-steps are longer
+STEP_BYTES = 128  # of a row of a k-step's tile: a line of the cache
+TF32_RATE_RATIO = 0.5  # of products of f32 cut to TF32 to those of 16 bits
 ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
 ROW_STEP_ELEMENTS = 4096  # elements of all B operands per k-step for a single row, if B's columns are contiguous
 ROW_LEVELS = 1 << 15  # of all B operands per k-step for a single row
@@ -85,7 +87,8 @@ class ProductShape:
     leave no choice, else 0. block: what the k-step is a multiple of. packed_halves: parts of a k-step that share
     elements of packed B. products: contractions of the kernel, which share A. allows_boxes: operands can be copied by
     the bulk copy engine. is_a_transposed: A's columns are contiguous. costly_ops: ops of the epilogue that take many
-    instructions. epilogue_bytes: that the epilogue reads and writes for an element.
+    instructions. epilogue_bytes: that the epilogue reads and writes for an element. tf32: operands of f32 are cut to
+    TF32.
     """
 
     rows: DimLike
@@ -102,6 +105,17 @@ class ProductShape:
     is_a_transposed: bool = False
     costly_ops: int = 0
     epilogue_bytes: int = 2
+    tf32: bool = False
+
+    @property
+    def has_tensor_cores(self) -> bool:
+        """Whether tensor cores multiply the operands."""
+        return self.dtype.bits <= 16 or self.tf32
+
+    @property
+    def rate_ratio(self) -> float:
+        """Multiply-adds in the time of one of 16 bits, of those that tensor cores do."""
+        return TF32_RATE_RATIO if self.tf32 else 1.0
 
     @property
     def is_single_row(self) -> bool:
@@ -143,7 +157,7 @@ class ProductShape:
     def admits(self, t: Tiling, machine: Machine) -> bool:
         """Whether a kernel can be made for `t`: sizes are powers of two, except sides of two pieces, and operands fit
         in shared memory."""
-        area, max_area = t.rows * t.columns, MAX_TILE_AREA if self.dtype.bits <= 16 else MAX_TILE_AREA_F32
+        area, max_area = t.rows * t.columns, MAX_TILE_AREA if self.has_tensor_cores else MAX_TILE_AREA_F32
         sides, pieces = (t.rows, t.columns), (pieces_of(t.rows), pieces_of(t.columns))
         is_uneven = pieces != ((t.rows,), (t.columns,))
         if is_uneven:
@@ -229,13 +243,14 @@ class ProductShape:
         max_programs = 4 * machine.processors
         boxes = int(self.allows_boxes and m >= MIN_ROWS_FOR_BOXES)
         takes_boxes = self.allows_boxes and (m >= MIN_ROWS_FOR_BOXES or self.is_a_transposed)
-        if takes_boxes and machine.product_rate and self.dtype.bits == 16:
+        if takes_boxes and machine.product_rate and (self.dtype.bits == 16 or self.tf32):
             is_known = is_static((self.rows, self.columns, self.depth, self.batch))
             assert is_known, "matrices that are copied in boxes have static sizes"
-            product = BoxedProduct(m, n, length, count, self.dtype.nbytes, self._step, self.epilogue_bytes)
+            rate = machine.product_rate * self.rate_ratio
+            product = BoxedProduct(m, n, length, count, self.dtype.nbytes, self._step, self.epilogue_bytes, rate)
             if self.costly_ops == 0 and product.is_fitted:
                 return [t for t in product.tilings(machine) if self.admits(t, machine)]
-        tiles = _TILES if self.dtype.bits <= 16 else _TILES_F32
+        tiles = _TILES if self.has_tensor_cores else _TILES_F32
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
             for rank, tile in enumerate(tiles):
@@ -270,9 +285,9 @@ class ProductShape:
         max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS))
         step_bytes = (a + b) * step * self.dtype.nbytes
         fits = 2 * step * 4 <= length and 2 * step_bytes * 4 * max_resident <= shared
-        if boxes and step == 64 and a * b <= 64 * 128 and fits:
+        if boxes and step * max(2, self.dtype.nbytes) == STEP_BYTES and a * b <= 64 * 128 and fits:
             step, step_bytes = 2 * step, 2 * step_bytes
-        max_stages = MAX_STAGES if self.dtype.bits <= 16 else 3
+        max_stages = MAX_STAGES if self.has_tensor_cores else 3
         resident = next((n for n in range(max_resident, 1, -1) if shared // n // step_bytes >= 3), 1)
         stages = max(1, min(shared // resident // step_bytes, max_stages, -(-length // step) + 1))
         return step, stages, max(1, min(max_resident, machine.shared_bytes // (stages * step_bytes)))
@@ -282,7 +297,8 @@ class ProductShape:
         programs that share a multiprocessor."""
         m, n, count, length = map(estimate, (self.rows, self.columns, self.batch, self.depth))
         waves = -(-programs * parts // machine.processors)
-        total = waves * tile.area * length / parts / min(tile.rate, waves * tile.exclusive_rate)
+        rate = min(tile.rate, waves * tile.exclusive_rate) * self.rate_ratio
+        total = waves * tile.area * length / parts / rate
         total += programs * (tile.rows + tile.columns) * length * self.dtype.nbytes * COPY_US_PER_BYTE
         epilogue_us_per_element = EPILOGUE_US_PER_ELEMENT + COSTLY_OP_US_PER_ELEMENT * self.costly_ops
         overhead = START_US + tile.area / tile.warps * epilogue_us_per_element

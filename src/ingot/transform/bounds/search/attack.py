@@ -93,7 +93,7 @@ class Attack:
         best, least = points[0].astype(dtype), np.inf
         worst = np.zeros(self.points, np.int64)
         for step in range(steps + 1):  # the first finds the rows to descend
-            points = np.clip(points.astype(dtype), lower, upper)
+            points = np.minimum(np.maximum(points.astype(dtype), lower), upper)  # clip takes no bfloat16
             weights = np.zeros((self.points, len(self.goal.rows)), dtype)
             weights[np.arange(self.points), worst] = 1
             margins, slopes = self._program.run([points, weights])

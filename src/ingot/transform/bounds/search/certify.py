@@ -27,8 +27,8 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.canonical import in_parts
 from ingot.transform.bounds.graph import Question
+from ingot.transform.bounds.narrow import in_parts
 from ingot.transform.bounds.run import as_compiled, rounded, rounding_of
 from ingot.transform.bounds.search.attack import Attack, Goal, check_seed
 from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
@@ -41,7 +41,7 @@ _BATCH_BOXES = 128  # bounded in one call
 _ATTACK_STEPS = 50
 _ATTACK_BATCHES = 6  # of boxes, from one attack on the whole box to the next
 _STEPS_IN_BOXES = 3
-_PLAIN_BOXES = 2048  # before a program with better bounds is compiled
+PLAIN_BOXES = 2048  # before a program with better bounds is compiled
 _SLOPE_STEPS = 60
 _MAX_SPLIT_ELEMENTS = 32  # perturbed elements of a box; splits of its inputs hardly decide a larger one
 _MAX_WIDE_BOXES = 8  # in one call, of boxes with more elements
@@ -93,11 +93,11 @@ def certify_model(
         raise InputError("property", expected="a VNN-LIB file or a Property", got=type(property_).__name__)
     started = time.monotonic()
     opened = open_model(model, Request(None, dynamic)).stateless()
-    graph = _static_checked_graph(opened.graph, property_)
-    return _Search(graph, property_, method, numerics, seed, options, started, seconds).run()
+    graph = static_checked_graph(opened.graph, property_)
+    return Search(graph, property_, method, numerics, seed, options, started, seconds).run()
 
 
-def _static_checked_graph(graph: Graph, property_: Property) -> Graph:
+def static_checked_graph(graph: Graph, property_: Property) -> Graph:
     """The graph with all symbolic sizes set to 1. Raises InputError unless the property matches it."""
     sizes: dict[str, int | Dim] = dict.fromkeys(graph.symbols(), 1)
     graph = graph.substitute(sizes) if sizes else graph
@@ -123,7 +123,7 @@ def _static_checked_graph(graph: Graph, property_: Property) -> Graph:
     return graph
 
 
-class _Search:
+class Search:
     def __init__(
         self,
         graph: Graph,
@@ -204,7 +204,7 @@ class _Search:
     def counterexample(self, goal: Goal, box: Alternative, point: np.ndarray) -> Verdict | None:
         """REFUTED if the compiled model confirms the point, else None."""
         flat = point.reshape(-1).astype(np.float64)
-        if (flat < box.lower).any() or (flat > box.upper).any():
+        if not ((flat >= box.lower) & (flat <= box.upper)).all():
             return None
         y = np.asarray(self.program.run([np.ascontiguousarray(point)])[0])
         values = np.concatenate([flat, y.reshape(-1).astype(np.float64)]) if self.mixes(goal) else y.reshape(-1)
@@ -233,7 +233,7 @@ class _Search:
             program = compiled_program(search_graph(bounded, count, is_improved), options)
             return CompiledModel(program, threads=self.options.threads)
 
-        bounds, boxes_before_improving = compiled(False), self.boxes + _PLAIN_BOXES
+        bounds, boxes_before_improving = compiled(False), self.boxes + PLAIN_BOXES
         ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
         lower, upper = ends
         limits = goal.limits
@@ -253,9 +253,9 @@ class _Search:
                 if verdict is not None:
                     return verdict
             rows, influence = self.bound(bounds, lows, highs, count)
-            is_first, self.boxes = not self.boxes, self.boxes + len(lows)
+            self.boxes += len(lows)
             is_open = ~goal.is_excluded(rows > limits)
-            if is_first and is_open.any() and is_wide and self.method != "ibp":
+            if batches == 1 and is_open.any() and is_wide and self.method != "ibp":
                 box_ends = [v[0].reshape(self.shape) for v in (lows, highs)]
                 improved, hinge_ends = slopes_of(bounded, options).run(box_ends, limits, _SLOPE_STEPS, self.deadline)
                 rows = np.fmax(rows, improved)

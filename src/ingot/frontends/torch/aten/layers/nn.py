@@ -64,14 +64,15 @@ def batched(x: Node, spatial: int, run: Callable[[Node], Node]) -> Node:
 
 
 def _convolve(
-    x: Node, weight: Node, bias: Node | None, stride: Ints, padding: Sequence[Sizes], dilation: Ints, groups: int
-) -> Node:
+    c: Context, x: Node, weight: Node, bias: Node | None, stride: Ints, padding: Sequence[Sizes], dilation: Ints,
+    groups: int,
+) -> Node:  # fmt: skip
     n = weight.type.rank - 2
     sums = None if bias is None else sums_of(x.dtype)
     windows = (sizes_per_axis(stride, n), padding, sizes_per_axis(dilation, n))
 
     def products(x: Node, w: Node, strides: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...]) -> Node:
-        return ops.Conv(strides, padding, dilation, groups, sums)(x, w)
+        return ops.Conv(strides, padding, dilation, groups, sums, c.tf32)(x, w)
 
     return batched(x, n, lambda v: cast(add_channels(symbolic.convolved(v, weight, *windows, products), bias), v.dtype))
 
@@ -91,9 +92,9 @@ def convolution(
     if padding == "same":
         # an odd element goes to the high side, as in PyTorch
         totals = [d * (k - 1) for d, k in zip(sizes_per_axis(dilation, n), weight.shape[2:], strict=True)]
-        return _convolve(x, weight, bias, stride, [(t // 2, t - t // 2) for t in totals], dilation, groups)
+        return _convolve(c, x, weight, bias, stride, [(t // 2, t - t // 2) for t in totals], dilation, groups)
     amounts = 0 if padding == "valid" or isinstance(padding, str) else padding
-    return _convolve(x, weight, bias, stride, [(p, p) for p in sizes_per_axis(amounts, n)], dilation, groups)
+    return _convolve(c, x, weight, bias, stride, [(p, p) for p in sizes_per_axis(amounts, n)], dilation, groups)
 
 
 @aten("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
@@ -110,7 +111,7 @@ def conv_transpose(
         [0 if c else v for v, c in zip(values, cut, strict=True)] for values in (padding_amounts, output_amounts)
     )
     op = ops.ConvTranspose(
-        per_axis(stride, n), both_sides(low, n), per_axis(high, n), per_axis(dilation, n), groups, sums
+        per_axis(stride, n), both_sides(low, n), per_axis(high, n), per_axis(dilation, n), groups, sums, c.tf32
     )
 
     def run(v: Node) -> Node:

@@ -1,4 +1,4 @@
-"""Weights in blocks with a minimum: programs sum the products with levels and those with minima apart."""
+"""Programs of narrower types: weights in blocks, whose minima they sum apart, 16 bits and bytes, loops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ingot.ir.node import Graph, Input, Node, const, rebuild
 from ingot.ir.types import TensorType, f32
 from ingot.passes.constants import value_of
 from ingot.runtime.executor import CompiledModel
-from ingot.transform.bounds.canonical import in_parts
 from ingot.transform.bounds.error import rounding_errors
 from ingot.transform.bounds.forms import RoundedToBytes
-from ingot.transform.bounds.run import as_compiled, rounding_of
+from ingot.transform.bounds.narrow import in_parts
+from ingot.transform.bounds.run import as_compiled
 from ingot.transform.repeat import repeat
 
 RANDOM = np.random.default_rng(0)
@@ -66,11 +66,6 @@ def test_the_program_is_within_its_rounding() -> None:
 
 
 def test_what_has_no_parts_is_refused() -> None:
-    for narrow in ({"precision": "bfloat16"}, {"activations": "int8"}):
-        with pytest.raises(ingot.InputError, match="precision and activations in float32"):
-            rounding_of(layer(), True, replace(Options(threads=1), **narrow))
-        with pytest.raises(ingot.InputError, match="precision and activations in float32"):
-            rounding_of(loop(), True, replace(Options(threads=1), **narrow))
     w = ops.Reshape((1, ROWS, BLOCKS * SIZE))(weights(-7.5))
     x = Input("x", TensorType(f32, (4, ROWS, 8)))()
     op = ops.Convolution((1,), ((0, 0),), (1,), (1,), "NCW", "OIW", "NCW")
@@ -115,6 +110,57 @@ def test_convolutions_and_loops(graph: Graph) -> None:
     distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
     (bound,) = rounding_errors(graph, [values], options).values()
     assert 0 < distance <= bound < scale
+
+
+NARROW = [("bfloat16", "float32"), ("float16", "float32"), ("float32", "int8"), ("bfloat16", "int8")]
+
+
+def wide_layer(rows: int, has_minimum: bool) -> Graph:
+    """Levels of 4 bits in blocks of 32, enough of them that the program keeps them."""
+    x = Input("x", TensorType(f32, (rows, 256)))()
+    levels = const(RANDOM.integers(0, 16, (64, 8, 32)).astype(np.uint8))
+    scale = (RANDOM.random((64, 8, 1)) + 0.5).astype(np.float16)
+    minimum = [const(scale * np.float16(-7.5))] if has_minimum else []
+    w = ops.DequantizeBlocks(bits=4, zero=0 if has_minimum else 8)(levels, const(scale), *minimum)
+    return Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(x, ops.Reshape((64, 256))(w)),))
+
+
+@pytest.mark.parametrize(("precision", "activations"), NARROW)
+@pytest.mark.parametrize("has_minimum", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_levels_in_narrower_programs(rows: int, has_minimum: bool, precision: str, activations: str) -> None:
+    """Products of a few rows multiply levels, those of many weights of 16 bits."""
+    graph = wide_layer(rows, has_minimum)
+    options = Options(threads=1, cache=False, precision=precision, activations=activations)
+    values = RANDOM.standard_normal(graph.inputs[0].shape).astype(np.float32)  # type: ignore[arg-type]
+    real = interpret(graph, [values])[0]
+    program = CompiledModel(compiled_program(graph, options), threads=1)
+    distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
+    (bound,) = rounding_errors(graph, [values], options).values()
+    assert 0 < distance <= bound < np.abs(real).max() / 5
+    parts = in_parts(as_compiled(graph, options))
+    assert sum(isinstance(n.op, ops.Concat) for n in parts.nodes()) == 2 * has_minimum
+
+
+@pytest.mark.parametrize(("precision", "activations"), NARROW)
+@pytest.mark.parametrize("of", ["constants", "levels", "minima"])
+def test_loops_in_narrower_programs(of: str, precision: str, activations: str) -> None:
+    """h -> w h / 8, three times; also of constants in f32."""
+    graph = loop()
+    if of != "minima":
+        (node,) = [n for n in graph.nodes() if isinstance(n.op, ops.While)]
+        (wide,) = [n for n in node.op.body.nodes() if isinstance(n.op, ops.DequantizeBlocks)]  # type: ignore[attr-defined]
+        w = const(value_of(wide)) if of == "constants" else ops.DequantizeBlocks(zero=8, bits=4)(*wide.inputs[:2])
+        body = node.op.body  # type: ignore[attr-defined]
+        op = replace(node.op, body=body.with_outputs(rebuild(body.outputs, {wide: w})))  # type: ignore[type-var]
+        graph = graph.with_outputs(rebuild(graph.outputs, {node: Node.make(op, node.inputs, node.loc)}))
+    options = Options(threads=1, cache=False, precision=precision, activations=activations)
+    values = RANDOM.standard_normal(graph.inputs[0].shape).astype(np.float32)  # type: ignore[arg-type]
+    real = interpret(graph, [values])[0]
+    program = CompiledModel(compiled_program(graph, options), threads=1)
+    distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
+    (bound,) = rounding_errors(graph, [values], options).values()
+    assert distance <= bound
 
 
 @pytest.mark.parametrize("carried", [True, False])
