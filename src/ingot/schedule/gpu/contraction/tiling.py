@@ -23,6 +23,7 @@ from ingot.support.dataclass import dataclass
 
 MIN_STEPS_PER_PART = 4
 MAX_PARTS = 64
+MAX_OPEN_ROWS, MAX_OPEN_PARTS = 16, 4  # likely rows of an open number that are split, and parts: more may come
 MAX_STAGES = 6
 MAX_STAGES_OF_LEVELS = 3  # whose k-steps are longer
 STEP_BYTES = 128  # of a row of a k-step's tile: a line of the cache
@@ -191,10 +192,13 @@ class ProductShape:
         return -(-m // t.rows) * -(-n // t.columns) * count
 
     def _max_parts(self, step: int, boxes: int = 0) -> int:
-        is_known = is_static((self.rows, self.columns, self.depth, self.batch))
+        if not is_static((self.columns, self.depth, self.batch)):
+            return 1
         min_steps = 2 if self.is_single_row else MIN_STEPS_PER_PART
         max_parts = MAX_BOXED_PARTS if boxes else MAX_PARTS
-        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts)) if is_known else 1
+        if not is_static((self.rows,)):
+            max_parts = MAX_OPEN_PARTS if estimate(self.rows) <= MAX_OPEN_ROWS else 1
+        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts))
 
     def _single_row_tilings(self, machine: Machine) -> Iterator[Tiling]:
         n, count, length = map(estimate, (self.columns, self.batch, self.depth))
