@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, ReleaseConsumers, Tile
+from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType
@@ -379,8 +379,17 @@ class _Product:
         acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, product(x.extent for x in self.loops.reduce), t.depth)
 
+        # Triton overlaps the loads of words and rows with products, but not those of a few bytes
+        first = tile.parameters(top, begin)
+        held = {i: register(top, "held", value) for i, value in enumerate(first) if not isinstance(value, Lit)}
+
         def k_step(block: Block, k_index: Expr) -> None:
-            for part, w in enumerate(tile.weights(block, k_index, dtype)):
+            own = {i: block.let(k.load(x, ZERO), "p") for i, x in held.items()}
+            parameters = [own.get(i, value) for i, value in enumerate(first)]
+            following = tile.parameters(block, k.add(k_index, integer(t.depth)))
+            for i, x in held.items():
+                block.store(x, ZERO, following[i])
+            for part, w in enumerate(tile.weights(block, k_index, parameters, dtype)):
                 x = k.cast(tile.terms(block, self.a.buffer, a_rows, k_index, part), dtype)
                 x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (tile.size, t.columns))
                 block.store(acc, ZERO, k.tile_product(x, w, k.load(acc, ZERO)))

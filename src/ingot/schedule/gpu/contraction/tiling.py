@@ -23,12 +23,16 @@ from ingot.support.dataclass import dataclass
 
 MIN_STEPS_PER_PART = 4
 MAX_PARTS = 64
+MAX_OPEN_ROWS, MAX_OPEN_PARTS = 16, 4  # likely rows of an open number that are split, and parts: more may come
 MAX_STAGES = 6
 MAX_STAGES_OF_LEVELS = 3  # whose k-steps are longer
 STEP_BYTES = 128  # of a row of a k-step's tile: a line of the cache
 TF32_RATE_RATIO = 0.5  # of products of f32 cut to TF32 to those of 16 bits
 ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
 ROW_STEP_ELEMENTS = 4096  # elements of all B operands per k-step for a single row, if B's columns are contiguous
+ROW_LEVELS = 1 << 15  # of all B operands per k-step for a single row
+MIN_ROW_LEVELS_STEP, MAX_ROW_LEVELS_STEP = 1024, 8192  # terms of such a k-step, the only one if there are no more
+MAX_PADDING = 1.2  # terms of all k-steps beside those that there are
 MIN_ROWS_FOR_BOXES = 512  # below, setting up a box copy costs more than it saves
 START_US = 1.2  # until a program's first operands have arrived
 EPILOGUE_US_PER_ELEMENT = 4.5e-4  # of a warp's share of the tile
@@ -134,7 +138,8 @@ class ProductShape:
 
     def candidates(self, machine: Machine) -> list[Tiling]:
         """Tilings, the fastest by the cost model first."""
-        tilings = self._single_row_tilings(machine) if self.is_single_row else self._tile_tilings(machine)
+        row_tilings = self._row_of_levels_tilings if self.packed_halves > 1 else self._single_row_tilings
+        tilings = row_tilings(machine) if self.is_single_row else self._tile_tilings(machine)
         return [*dict.fromkeys(self._of_levels(t, machine) if self.fixed_step else t for t in tilings)]
 
     def _of_levels(self, t: Tiling, machine: Machine) -> Tiling:
@@ -195,10 +200,13 @@ class ProductShape:
         return -(-m // t.rows) * -(-n // t.columns) * count
 
     def _max_parts(self, step: int, boxes: int = 0) -> int:
-        is_known = is_static((self.rows, self.columns, self.depth, self.batch))
+        if not is_static((self.columns, self.depth, self.batch)):
+            return 1
         min_steps = 2 if self.is_single_row else MIN_STEPS_PER_PART
         max_parts = MAX_BOXED_PARTS if boxes else MAX_PARTS
-        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts)) if is_known else 1
+        if not is_static((self.rows,)):
+            max_parts = MAX_OPEN_PARTS if estimate(self.rows) <= MAX_OPEN_ROWS else 1
+        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts))
 
     def _single_row_tilings(self, machine: Machine) -> Iterator[Tiling]:
         n, count, length = map(estimate, (self.columns, self.batch, self.depth))
@@ -215,6 +223,22 @@ class ProductShape:
             yield Tiling(1, width, step, 4, 3, parts)
             if number == 0:
                 yield from (Tiling(1, width, step, 8, 3, parts), Tiling(1, width, step, 4, 3, max(1, parts // 2)))
+
+    def _row_of_levels_tilings(self, machine: Machine) -> Iterator[Tiling]:
+        """A thread loads 16 bytes of words of each of a program's columns, for which it keeps the row's terms."""
+        n, count, length = map(estimate, (self.columns, self.batch, self.depth))
+        longest = min(power_of_two(length), MAX_ROW_LEVELS_STEP)
+        while longest > MIN_ROW_LEVELS_STEP and -(-length // longest) * longest > MAX_PADDING * length:
+            longest //= 2
+        longest = max(longest, self.block)
+        width = 1 << max(1, 2 * n * count * self.products // (3 * machine.processors)).bit_length() - 1
+        for step, scale in ((longest, 1), (longest, 2), (longest // 2, 1), (longest // 2, 2)):
+            if step % self.block:
+                continue
+            columns = max(1, min(width, ROW_LEVELS // step) // scale // self.products)
+            warps = max(1, min(8, step // (8 * self.packed_halves * 32)))
+            parts = max(1, min(machine.processors // (-(-n // columns) * count), self._max_parts(step)))
+            yield Tiling(1, columns, step, warps, 3, parts)
 
     def _contiguous_tile(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
         """(columns, k-step) of a program for a single row, if B's `columns` columns are contiguous."""
