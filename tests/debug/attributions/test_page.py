@@ -97,7 +97,7 @@ def test_an_image_as_an_input(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="an image for"):
             read_image(path, spec)
     for mean, std in (([0.1, 0.2], []), ([], [0]), ([float("nan")], [])):
-        with pytest.raises(InputError, match="1 or 3 numbers(, none of them 0)?, for x"):
+        with pytest.raises(InputError, match=r"1 or 3 numbers(, none of them 0)?, for x"):
             read_image(path, open_sides, mean, std)
     (tmp_path / "bad.png").write_bytes(path.read_bytes()[:60])
     with pytest.raises(InputError, match="damaged or no image"):

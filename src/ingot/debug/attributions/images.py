@@ -81,8 +81,8 @@ def read_image(path: Path, spec: TensorSpec, mean: Sequence[float] = (), std: Se
     except library.DecompressionBombError as error:
         raise InputError(f"the image {path}", expected="an honest size", got=str(error)) from error
     except (OSError, SyntaxError, ValueError) as error:
-        is_damaged = not isinstance(error, OSError) or error.strerror is None  # pillow's errors have no number
-        got = "a file that is damaged or no image" if is_damaged else error.strerror
+        reason = error.strerror if isinstance(error, OSError) else None  # pillow's own errors have none
+        got = reason or "a file that is damaged or no image"
         raise InputError(f"cannot read {path}", expected="an image", got=got) from error
     pixels = pixels.reshape(height, width, axes.channels)
     if spec.dtype != "u8":
