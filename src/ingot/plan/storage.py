@@ -23,7 +23,7 @@ from ingot.ops.core.base import Category, category, is_contraction, operands_in_
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided_base
 from ingot.plan.in_place import Pairs, can_overwrite, in_place, updated_operand
-from ingot.plan.order import overlap_exchanges, shortest_lifetimes
+from ingot.plan.order import overlap_exchanges, results_of_inputs_first, shortest_lifetimes
 from ingot.support.dataclass import dataclass
 
 CACHE_LINE_BYTES = 64
@@ -150,6 +150,8 @@ class _Assignment:
             order = min((self.graph.nodes(), shortest_lifetimes(roots, needs)), key=self._peak_bytes)
         else:
             order = self.graph.nodes()
+        outputs = {*self.graph.outputs}
+        order = results_of_inputs_first(order, needs, outputs.__contains__)
         return tuple(overlap_exchanges(order, needs, _is_exchange) if any(map(_is_exchange, order)) else order)
 
     def _peak_bytes(self, order: Sequence[Node]) -> int:
