@@ -37,6 +37,7 @@ from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.linear_order import order_linear
 from ingot.passes.model.lower import lower_model_ops
 from ingot.passes.model.merge_matmuls import merge_matmuls
+from ingot.passes.model.shared_heads import share_gradients
 from ingot.pipeline.build import optimize
 from ingot.pipeline.target import NamedPass, Options
 from ingot.support.dataclass import dataclass
@@ -114,6 +115,7 @@ def common_passes(
         return in_bodies(graph, lambda body: optimize(body, passes, outer=symbols))
 
     return (
+        ("shared_heads", share_gradients),  # before attention's results are transposed
         *choices.target_passes,
         # on MODEL ops, while they still have their names
         ("bound_sizes", bound),
