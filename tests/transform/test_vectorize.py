@@ -50,6 +50,8 @@ def test_rows(cls: type[ops.CoreOp]) -> None:
         floats = [i for i, a in enumerate(arrays) if dtype_of(a).is_float and a.size]
         if count >= SAMPLES or not floats or any(a.size > 2000 for a in arrays):
             continue
+        if cls is ops.Sort and len(arrays) > 1:
+            continue
         choices: list[tuple[int, ...]] = [(0,)] if 0 in floats else [(1,), (1, 2)] if cls is ops.Select else []
         if cls in (ops.DotGeneral, ops.Convolution, ops.Concat, ops.Add) and len(floats) == 2:
             choices += [(1,), (0, 1)]
@@ -78,4 +80,4 @@ def test_ops_without_a_rule_are_named() -> None:
     (x,) = _inputs((np.zeros((4,), np.float32),), "x")
     rows = Input("rows", TensorType(x.dtype, (5, 4)))()
     with pytest.raises(UnsupportedOpError, match=r"sort.*cannot be vectorized"):
-        vectorize([ops.Sort(0)(x)], {x: rows})
+        vectorize([ops.Sort(0)(x, x).results[0]], {x: rows})

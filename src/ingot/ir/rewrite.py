@@ -78,12 +78,13 @@ def rules(*members: Rule) -> RuleSet:
 
 
 class Fuel:
-    """A budget of rewrites. used: rewrites so far. last: the rule of the latest one."""
+    """A budget of rewrites. used: rewrites so far. rules: their rules. last: that of the latest one."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.used = 0
         self.last = ""
+        self.rules: set[str] = set()
 
     def burn(self, rule: str) -> bool:
         """Count one rewrite; False if the budget is exhausted."""
@@ -91,6 +92,7 @@ class Fuel:
             return False
         self.used += 1
         self.last = rule
+        self.rules.add(rule)
         return True
 
 

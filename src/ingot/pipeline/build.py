@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -27,7 +26,7 @@ from ingot.ir.show import show
 from ingot.ir.verify import check_sizes, verify
 from ingot.ops import with_random_state
 from ingot.ops.group import Group
-from ingot.passes.core.rewrites.rewrite import Rewrite, applied
+from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.pipeline import tuning
 from ingot.pipeline.target import NamedPass, Options, PartAssembler, features_of, target_of
 from ingot.pipeline.variants import Variants
@@ -174,17 +173,16 @@ def build_program(
     target = target_of(features)
     rules = tuning.rewrites(features, threads) if rewrites is None else rewrites
     options = Options(threads, fast_math, precision, activations, rules)
-    trace = Trace() if trace is None and rules else trace
     variants = Variants(target, features, threads, tuning.measured(features, threads))
     with limited(), likely_sizes(size_hints(graph)):
         verify(graph, "import")
-        with fueled():  # INGOT_FUEL counts the rewrites of all passes together
+        with fueled() as fuel:  # INGOT_FUEL counts the rewrites of all passes together
             fused = optimize(graph, target.passes(features, options), trace)
         verify(fused, "the passes (INGOT_VERIFY=1 tells which)")
         check_sizes(fused, "the model")
         meta = {"precision": precision, "activations": activations}
-        if trace is not None and (used := _applied(trace, options)):
-            meta["rewrites"] = "\n".join(map(str, used))
+        if used := [str(r) for r in rules if r.rule in fuel.rules]:
+            meta["rewrites"] = "\n".join(used)
         if memory is not None:
             sizes = size_hints(graph)
             # sizes of the linked program
@@ -212,13 +210,6 @@ def build_program(
     if calls and features.target_name != "cpu":
         raise UnsupportedOpError(calls, model=f"a program for {features.target_name}", fix="register a lowering")
     return sealed(program).with_state({RANDOM: seed_state(0)} if RANDOM in graph.state else {})
-
-
-def _applied(trace: Trace, options: Options) -> list[Rewrite]:
-    """The rewrites of the tuning database that have changed the graph."""
-    stages = [("", graph) for _, _, graph in trace.stages[:1]] + [(name, graph) for name, _, graph in trace.stages]
-    before = next((old for (_, old), (name, _) in pairwise(stages) if name == "rewrites"), None)
-    return [] if before is None else applied(before, options.rewrites, fast_math=options.fast_math)
 
 
 def _measure_groups(

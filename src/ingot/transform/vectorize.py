@@ -129,6 +129,11 @@ def _scan(op: ops.CumReduce, node: Node, count: DimLike) -> Op:
     return replace(op, dim=op.dim + 1)
 
 
+@_rows_of(ops.Sort)
+def _sort(op: ops.Sort, node: Node, count: DimLike) -> Op:
+    return replace(op, dimension=op.dimension + 1)
+
+
 @_rows_of(ops.ReduceWindow)
 def _reduce_window(op: ops.ReduceWindow, node: Node, count: DimLike) -> Op:
     return ops.ReduceWindow(

@@ -305,6 +305,24 @@ def test_what_fails_is_told_and_others_go_on(lm: ingot.LanguageModel) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_are_an_error(value: float, tmp_path: Path) -> None:
+    """Not an answer of some tokens, nor an error about the grammar of the request."""
+    delta = np.zeros((260, 32), np.float32)
+    delta[70] = value  # times numbers of both signs
+    broken = ingot.LanguageModel(write(tmp_path / "m.gguf", added={"output.weight": delta}), context=64, threads=1)
+    with broken.engine(sequences=2) as engine:
+        for options in ({"temperature": 0}, {"temperature": 1}, {"logprobs": 2}, {"schema": True}):
+            how: dict[str, Any] = {"max_tokens": 4, **options}
+            answers = [engine.submit([1, 2], broken.request(**how)) for _ in range(2)]
+            for answer in answers:
+                with pytest.raises(IngotError, match="logits after 2 tokens: expected finite numbers"):
+                    ids_of(answer)
+            with pytest.raises(IngotError, match="logits after 2 tokens"):
+                broken.generate([1, 2], **how)
+        assert engine.statistics().pages_used == 0
+
+
 # --- through LanguageModel
 
 
@@ -404,6 +422,17 @@ def test_masks_of_proposals(lm: ingot.LanguageModel) -> None:
         assert allowed == [{a}, {b}, {c, *words.end_ids}][:count]
     constraint.accept(a)
     assert len(constraint.biases([b])) == 2 and not constraint.is_done
+
+
+def test_a_draft_reads_few_tokens_one_by_one(lm: ingot.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After proposals that were all accepted it has to read two, for which a chunk is padded to more."""
+    parts, run = list[Any](), Stepper.run
+    monkeypatch.setattr(Stepper, "run", lambda self, these: (parts.extend(these), run(self, these))[1])
+    with lm.engine(sequences=1, draft=lm) as engine:
+        ids = prompts(1)[0]
+        assert ids_of(engine.submit(ids, lm.request(**GREEDY))) == lm.generate(ids, **GREEDY)
+    later = [part for part in parts if part.start >= len(ids)]
+    assert not any(part.is_chunk for part in later) and {len(part.ids) for part in later} >= {1, 2}
 
 
 def test_repeated_text_is_looked_up(lm: ingot.LanguageModel) -> None:

@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 pytest.importorskip("uvicorn")
 openai = pytest.importorskip("openai")
 
+import ingot  # noqa: E402
+from ingot.language.text.generation import Token  # noqa: E402
 from ingot.serving.application import RequestLimits  # noqa: E402
+from ingot.serving.openai import answers  # noqa: E402
 from ingot.serving.openai.model import ServedLanguageModel  # noqa: E402
 from tests.language import tiny  # noqa: E402
 from tests.serving.openai.server import client, language_model, served  # noqa: E402
@@ -256,3 +260,23 @@ def raw(url: str, body: dict) -> socket.socket:
     connection = socket.create_connection((parts.hostname, parts.port), timeout=20)
     connection.sendall(f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
     return connection
+
+
+def test_what_is_no_number_is_not_written_as_json(tmp_path):
+    delta = np.zeros((260, tiny.WIDTH), np.float32)
+    delta[97] = np.nan
+    file = tiny.write(tmp_path / "nan.gguf", added={"token_embd.weight": delta})
+    model = ServedLanguageModel("tiny", ingot.LanguageModel(file, threads=1, context=64))
+    with served([model]) as url, client(url) as api:
+        for how in ({"logprobs": 2}, {"temperature": 0}):
+            with pytest.raises(openai.InternalServerError, match="expected finite numbers"):
+                api.completions.create(model="tiny", prompt="a", **how)
+        for form in ("float", "base64"):
+            with pytest.raises(openai.InternalServerError, match="the embedding: expected finite values"):
+                api.embeddings.create(model="tiny", input="a", encoding_format=form)
+        assert api.completions.create(model="tiny", prompt="b", max_tokens=1, temperature=0).usage
+
+
+def test_impossible_tokens_have_logprobs_of_json(lm):
+    entry = answers._entry(lm.tokenizer, Token(98, "b", float("-inf"), ((97, -1.5), (99, float("-inf")))))
+    assert [entry["logprob"], *(top["logprob"] for top in entry["top_logprobs"])] == [-9999.0, -1.5, -9999.0]

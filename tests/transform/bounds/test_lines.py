@@ -12,8 +12,8 @@ from ingot.ir.types import TensorType, boolean, f64
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
 from ingot.transform.bounds.functions import function_of
-from ingot.transform.bounds.intervals import Interval
 from ingot.transform.bounds.lines import planes_of_softmax
+from ingot.transform.bounds.rounding import Interval
 
 ROWS, SIZE = 6, 5
 EXP = function_of(ops.Exp())

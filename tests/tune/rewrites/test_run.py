@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ingot.ir.types import TensorType, f32
 from ingot.passes.core.rewrites.rewrite import Rewrite
 from ingot.pipeline import tuning
 from ingot.runtime.artifact import save
+from ingot.transform.repeat import repeat
 from ingot.tune.rewrites import run
 from ingot.tune.rewrites.run import find_rewrites
 from tests.passes.core.rewrites.test_equality import dot
@@ -66,6 +68,45 @@ def test_what_wins_is_stored_and_compiled_in(tmp_path: Path, monkeypatch: pytest
     assert "add(c0" not in plain.program.meta["rewrites"]  # only the joined products
     # and another number of threads is another machine
     assert "rewrites" not in build(g, threads=2, fast_math=True).program.meta
+
+
+def test_bodies_of_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell that is repeated, of two factors that cost more than their product."""
+    x, down, up = Input("x", TensorType(f32, (16, 64)))(), weights(64, 60), weights(60, 64)
+
+    def body(i: Node, sums: Sequence[Node], values: Sequence[Node]) -> list[Node]:
+        y = dot(dot(sums[0], down), up)
+        return [ops.Max()(y, ops.full(y.shape, 0.0, f32))]
+
+    g, path = Graph((x,), tuple(repeat(200, [x], [], body))), tmp_path / "own.jsonl"
+    feeds = {"x": RANDOM.standard_normal((16, 64)).astype(np.float32)}
+    report = find_rewrites(g, feeds, threads=1, budget=30, database=path, fast_math=True)
+    (text,) = report.rewrites
+    assert "dot_general(x0, dot_general(c0, c1))" in text
+    monkeypatch.setenv("INGOT_TUNING", str(path))
+    built = build(g, threads=1, fast_math=True)
+    assert built.program.meta["rewrites"] == text
+    np.testing.assert_allclose(built.model()(**feeds), interpret(g, feeds)[0], 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("size", [9, 14])
+def test_images_of_open_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Two convolutions of one image become one."""
+    n, height, width = symbol("n"), symbol("height"), symbol("width")
+    x = Input("x", TensorType(f32, (n, 8, height, width)))()
+    conv = ops.Convolution((2, 2), ((1, 1), (1, 1)), (1, 1), (1, 1), "NCHW", "OIHW", "NCHW")
+    ys = [conv(x, weights(count, 8, 3, 3)) for count in (4, 6)]
+    activated = (ops.Max()(ys[0], ops.full(ys[0].shape, 0.0, f32)), ops.Tanh()(ys[1]))
+    g, path = Graph((x,), activated), tmp_path / "own.jsonl"
+    feeds = {"x": RANDOM.standard_normal((1, 8, size, size + 1)).astype(np.float32)}
+    report = find_rewrites(g, feeds, threads=1, budget=30, database=path)
+    assert any("convolution(x0, concatenate(c0, c1))" in text and "(exact" in text for text in report.rewrites)
+    monkeypatch.setenv("INGOT_TUNING", str(path))
+    built = build(g, threads=1)
+    assert "concat" in built.program.meta["rewrites"]
+    x1 = {"x": RANDOM.standard_normal((2, 8, 21, 6)).astype(np.float32)}
+    for got, expected in zip(built.model()(**x1), interpret(g, x1), strict=True):
+        np.testing.assert_allclose(got, expected, 1e-4, 1e-4)
 
 
 @pytest.mark.slow

@@ -469,9 +469,7 @@ def _reduce(e: k.Reduce) -> Step:
             half = len(values) // 2
             rest += [values[2 * half :]] if len(values) % 2 else []
             values = combine(values[:half], values[half : 2 * half])
-        for odd in rest:
-            values = combine(values, odd)
-        return round_to(values, e)
+        return round_to(reduce(combine, rest, values), e)
 
     return run
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ingot.language.engine.paging import page_count
+from ingot.language.engine.paging import FEW_ROWS, page_count
 from ingot.language.engine.sequence import Running, SequencePart
 from ingot.language.engine.stepper import Stepper
 from ingot.support.errors import InputError
@@ -104,7 +104,7 @@ class Draft:
             return None
         if biases and len(biases) <= len(proposed):
             return None
-        is_chunk = end - start > 1
+        is_chunk = end - start > FEW_ROWS  # fewer are cheaper one by one: two, where all proposals were accepted
         return SequencePart(
             sequence.slot, pages, start, ids[start:end], is_chunk, sequence.transcript, biases[-1:], proposed
         )

@@ -16,7 +16,7 @@ from ingot.language.session import Sampling, Session
 from ingot.language.text.grammar import Constraint
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.dataclass import dataclass
-from ingot.support.errors import InputError
+from ingot.support.errors import IngotError, InputError
 
 _BURST_SECONDS = 0.05  # of a native call whose tokens are streamed
 TOP = 100  # the maximum number of alternatives of a token
@@ -135,8 +135,12 @@ class Transcript:
         return [bias + (0 if self._bias is None else self._bias) for bias in constraint.biases(proposed)]
 
     def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> AnswerPart:
-        """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each, if logprobs are
-        requested."""
+        """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each; required if logprobs are
+        requested. Raises IngotError if they are NaN or infinite, as no token is drawn from them."""
+        if not all(np.isfinite(row.max()) for row in logits):
+            fix = 'check its weights; if they are fine, precision="float32" and cache="float32" avoid overflows'
+            what = f"the model's logits after {len(self.ids)} tokens"
+            raise IngotError(what, expected="finite numbers", got="NaN or infinite ones", fix=fix)
         request, tokens, texts = self.request, list[Token](), list[str]()
         for n, i in enumerate(new):
             if i in request.end_ids:
@@ -191,7 +195,7 @@ def generate(
         if request.is_watched and is_free and not is_first:  # the first step reads the prompt, too
             pace = (time.monotonic() - start) / len(new)
             count = min(max(int(_BURST_SECONDS / pace), 1), session.max_step_tokens)
-        yield answer.push(new, [logits] * len(new))
+        yield answer.push(new, [logits] * (1 if request.logprobs is None else len(new)))
 
 
 class StopSearch:

@@ -24,6 +24,8 @@ from ingot.serving.openai.model import Prompt
 from ingot.serving.openai.reasoning import ReasoningReader
 from ingot.support.dataclass import dataclass
 
+_IMPOSSIBLE = -9999.0
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -188,7 +190,8 @@ def _entry(tokenizer: Tokenizer, token: Token) -> dict[str, Any]:
     """A token of a chat with its alternatives."""
     pairs = [(token.id, token.logprob), *token.top]
     entries = [
-        {"token": tokenizer.token(i), "logprob": value, "bytes": [*tokenizer.token_bytes(i)]} for i, value in pairs
+        {"token": tokenizer.token(i), "logprob": _finite(value), "bytes": [*tokenizer.token_bytes(i)]}
+        for i, value in pairs
     ]
     return {**entries[0], "top_logprobs": entries[1:]}
 
@@ -200,6 +203,11 @@ def _columns(choice: Choice, tokens: Sequence[Token]) -> dict[str, Any]:
     for text in texts:
         offsets.append(choice.offset)
         choice.offset += len(text)
-    top = [{name(i): value for i, value in token.top} for token in tokens]
-    return {"tokens": texts, "token_logprobs": [t.logprob for t in tokens], "top_logprobs": top,
+    top = [{name(i): _finite(value) for i, value in token.top} for token in tokens]
+    return {"tokens": texts, "token_logprobs": [_finite(t.logprob) for t in tokens], "top_logprobs": top,
             "text_offset": offsets}  # fmt: skip
+
+
+def _finite(logprob: float | None) -> float | None:
+    """JSON has no infinity: the logprob of an impossible token is OpenAI's."""
+    return None if logprob is None else max(logprob, _IMPOSSIBLE)

@@ -26,6 +26,7 @@ from ingot.serving.openai.protocol import (
 )
 from ingot.serving.openai.reasoning import Reasoning, reasoning_of
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import IngotError
 
 _COMPLETION_TOKENS = 16  # OpenAI's default for completions
 _OBJECT = {"type": "object"}
@@ -212,8 +213,12 @@ class ServedLanguageModel:
         return [self._ids(text, "input") for text in texts]
 
     def embed(self, ids: Sequence[int]) -> np.ndarray:
-        """The embedding of a text: f32[width]."""
-        return self.model.embed(ids)
+        """The embedding of a text: f32[width]. Raises IngotError for values that JSON does not have."""
+        row = self.model.embed(ids)
+        if not np.isfinite(row).all():
+            raise IngotError("the embedding", expected="finite values", got="NaN or infinite ones",
+                             fix="check the model's weights")  # fmt: skip
+        return row
 
 
 class LanguageModels:

@@ -5,6 +5,7 @@ max(a, b)          ->  hinge(a - b) + b
 clamp(x)           ->  min(max(x, low), high)
 x * logistic(x)    ->  silu(x)
 a / b              ->  a * reciprocal(b)
+sort, top_k        ->  sort along the last axis, in rising order
 softmax(x)         ->  e * reciprocal(sum(e)), e = exp(x - shift(x))
 max over a window  ->  a tree of binary maxima, each difference of which gets its own bounds, or one largest(...)
 dequantize(quantize(x))  ->  clamp(x) + half a step * unknown(x)
@@ -14,15 +15,17 @@ while              ->  its unrolled iterations, where the trip count is a consta
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 
 from ingot import ops
 from ingot.ir.dims import is_static
-from ingot.ir.node import Graph, Node, Op, const, splat_of
+from ingot.ir.node import Graph, Node, Op, Project, const, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
 from ingot.ir.types import boolean
+from ingot.ops.core.base import inverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.passes.constants import is_constant, value_of
@@ -37,7 +40,9 @@ from ingot.transform.bounds.forms import (
     Elu,
     Hinge,
     Largest,
+    Power,
     Reciprocal,
+    Remainder,
     Shift,
     Silu,
     Softplus,
@@ -225,10 +230,14 @@ def _core_rules(trees: bool) -> RuleSet:
         Rule("clamp", ops.Clamp, _floats_only(lambda n: ops.Min()(ops.Max()(n.inputs[1], n.inputs[0]), n.inputs[2]))),
         Rule("abs", ops.Abs, _floats_only(lambda n: Hinge(-1.0, 1.0)(*n.inputs))),
         Rule("select", ops.Select, _floats_only(_leaky)),
+        Rule("floored", ops.Select, _floats_only(_floored)),
         Rule("mul", ops.Mul, _floats_only(_mul)),
         Rule("log1p", ops.Log1p, _floats_only(lambda n: ops.Log()(ops.add(n.inputs[0], 1.0)))),
         Rule("power", ops.Pow, _floats_only(_power)),
         Rule("div", ops.Div, _floats_only(_div)),
+        Rule("remainder", ops.Rem, _floats_only(_remainder)),
+        Rule("sort", ops.Sort, _sorted),
+        Rule("sorted", Project, _sorted),
         Rule("reduce", ops.Reduce, _floats_only(lambda n: _reduce(n, trees))),
         Rule("window", ops.ReduceWindow, _floats_only(lambda n: _window(n, trees))),
     )
@@ -303,7 +312,43 @@ def _power(n: Node) -> Node | None:
         return ops.Mul()(Square()(x), x)
     if exponent == 0.5:
         return ops.Sqrt()(x)
-    return Reciprocal()(x) if exponent == -1 else None
+    if exponent == -1:
+        return Reciprocal()(x)
+    return Power(float(exponent))(x) if exponent and np.isfinite(exponent) else None
+
+
+def _remainder(n: Node) -> Node | None:
+    divisor = splat_of(n.inputs[1])
+    return Remainder(abs(float(divisor)))(n.inputs[0]) if divisor and np.isfinite(divisor) else None
+
+
+def _floored(n: Node) -> Node | None:
+    """r < 0 ? r + d : r of a remainder r of x / d, where r != 0 may be asked besides."""
+    condition, shifted, r = n.inputs
+    if not isinstance(r.op, Remainder) or not isinstance(shifted.op, ops.Add) or r not in shifted.inputs:
+        return None
+    (other,) = [v for v in shifted.inputs if v is not r] or [r]
+    tests = condition.inputs if isinstance(condition.op, ops.And) else (condition,)
+    asked = {getattr(v.op, "direction", "") for v in tests if v.inputs[0] is r and splat_of(v.inputs[-1]) == 0}
+    is_below = asked in ({"LT"}, {"LT", "NE"}) and len(asked) == len(tests)
+    return replace(r.op, floored=True)(*r.inputs) if is_below and splat_of(other) == r.op.divisor else None
+
+
+def _sorted(n: Node) -> Node | None:
+    """The first key alone, in rising order along the last axis."""
+    source = n.inputs[0] if n.op == Project(0) else n
+    op = source.op
+    if not isinstance(op, ops.Sort) or len(n.types) != 1 or not n.dtype.is_float:
+        return None
+    x, *others = source.inputs
+    last = len(x.shape) - 1
+    if op.num_keys != 1 or (not others and op == ops.Sort(last)):
+        return None
+    order = (*(d for d in range(last + 1) if d != op.dimension), op.dimension)
+    keys = ops.transpose(ops.Neg()(x) if op.descending else x, order)
+    y = ops.transpose(ops.Sort(last)(keys), inverse(order))
+    y = y if op.count is None else ops.slice_axis(y, op.dimension, 0, op.count)
+    return ops.Neg()(y) if op.descending else y
 
 
 def _div(n: Node) -> Node | None:

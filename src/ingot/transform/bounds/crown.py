@@ -26,6 +26,7 @@ from ingot.transform.bounds.intervals import Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge, planes_of_softmax
 from ingot.transform.bounds.rounding import (
     F64_EPSILON,
+    Interval,
     absolute_value,
     contracted_terms,
     error_of_winograd,
@@ -41,6 +42,7 @@ from ingot.transform.bounds.rounding import (
 _SCALARS = 1 << 12  # more than the number of terms that one bound sums besides those of a node
 LINEAR_MOVES = (ops.Reshape, ops.Transpose, ops.Slice, ops.Concat, ops.Reverse, ops.Neg)
 SUMS = (ops.BroadcastInDim, ops.Windows, ops.Gather, ops.Pad)  # whose transposes are sums
+_MAX_SORTED = 64  # elements whose places are compared by pairs
 CONTRACTIONS = (ops.DotGeneral, ops.Convolution)
 
 
@@ -64,7 +66,7 @@ class Walk:
 
 def is_relaxed(node: Node) -> bool:
     """Whether a walk needs bounds of the node's operands."""
-    return isinstance(node.op, (Hinge, Largest)) or function_of(node.op) is not None or is_product(node)
+    return isinstance(node.op, (Hinge, Largest, ops.Sort)) or function_of(node.op) is not None or is_product(node)
 
 
 def own_softmax(node: Node, c: Intervals) -> SoftmaxParts | None:
@@ -149,6 +151,8 @@ class Backward:
             self.pass_on(node.inputs[0], a)
         elif isinstance(node.op, Largest):
             self.largest(node, a)
+        elif isinstance(op, ops.Sort) and int(node.shape[-1]) <= _MAX_SORTED:
+            self.sort(node, a)
         elif (softmax := own_softmax(node, self.c)) is not None:
             self.softmax(node, softmax, a)
         elif is_product(node) and len(perturbed) == 2:
@@ -306,6 +310,19 @@ class Backward:
                 self.dot(node, of_x, self.c.of(x).lower)
             self.pass_on(x, of_x)
 
+    def sort(self, node: Node, a: Term) -> None:
+        """An element that is apart from all others has a known place; what other places hold are constants."""
+        (x,), y = node.inputs, self.c.of(node)
+        places = places_of(self.c.of(x))
+        is_known = places.sum((places.rank - 1,), False)
+        rest = a * (1.0 - is_known)
+        self.dot(node, maximum(rest, 0.0), y.lower)
+        self.dot(node, minimum(rest, 0.0), y.upper)
+        self.err(node, a, y.magnitude, 0.0)
+        size = int(node.shape[-1])
+        spread = a.reshape((*a.shape, 1)).broadcast((*a.shape, size))
+        self.pass_on(x, (spread * places).sum((places.rank - 2,), False))
+
     def lines(self, node: Node) -> Lines:
         lines = self.walk.lines.get(node)
         if lines is None:
@@ -366,6 +383,29 @@ class Backward:
         self.err(node, a, magnitude, 0.0)
 
 
+def places_of(x: Interval) -> Term:
+    """[..., place, element]: 1 where an element of the last axis surely has this place in rising order, else 0. Equal
+    numbers keep their order."""
+    *outer, size = x.lower.shape
+    pairs = (*outer, size, size)
+
+    def of_row(v: Term) -> Term:
+        return v.reshape((*outer, size, 1)).broadcast(pairs)
+
+    def of_column(v: Term) -> Term:
+        return v.reshape((*outer, 1, size)).broadcast(pairs)
+
+    row, column = (t.iota(pairs, len(outer) + i) for i in (0, 1))
+    is_below = of_row(x.upper) <= of_column(x.lower)  # the element of the row is, the one of the column is not
+    is_above = of_row(x.lower) >= of_column(x.upper)
+    comes_first = is_below & t.term(t.logical_or(is_above.map(ops.Not()), row < column))
+    comes_last = is_above & t.term(t.logical_or(is_below.map(ops.Not()), row > column))
+    is_decided = comes_first | comes_last | row.equals(column)
+    is_placed = is_decided.reduce("and", (len(outer),))
+    place = comes_first.cast(f64).sum((len(outer),))
+    return (is_placed.broadcast(pairs) & place.broadcast(pairs).equals(row.cast(f64))).cast(f64)
+
+
 def origin(node: Node) -> Node:
     """The value whose bounds give those of the node: intervals of functions of one variable lose nothing, nor do copies
     of elements."""
@@ -381,7 +421,7 @@ def origin(node: Node) -> Node:
 def mixes(node: Node, is_exact: Callable[[Node], bool]) -> bool:
     """Whether the node combines several elements of perturbed values, so that an interval after it may be wider than
     its linear bounds."""
-    if isinstance(node.op, (*CONTRACTIONS, ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
+    if isinstance(node.op, (*CONTRACTIONS, ops.Reduce, ops.ReduceWindow, ops.CumReduce, ops.Sort)):
         return True
     return len([x for x in node.inputs if not is_exact(x)]) > 1 and not isinstance(node.op, ops.Concat)
 
@@ -392,6 +432,6 @@ def depths(nodes: Sequence[Node], is_exact: Callable[[Node], bool]) -> dict[Node
     depth_of: dict[Node, int] = {}
     for node in nodes:
         operand_depth = max((depth_of.get(x, 0) for x in node.inputs), default=0)
-        is_nonlinear = isinstance(node.op, Hinge) or function_of(node.op) is not None
+        is_nonlinear = isinstance(node.op, (Hinge, ops.Sort)) or function_of(node.op) is not None
         depth_of[node] = 2 if is_nonlinear else min(2, operand_depth + mixes(node, is_exact))
     return depth_of

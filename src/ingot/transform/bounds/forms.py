@@ -70,6 +70,29 @@ class Reciprocal(Form):
 
 
 @dataclass(frozen=True)
+class Power(Form):
+    """x^exponent, for a finite exponent other than 0."""
+
+    name: ClassVar[str] = "power_form"
+    exponent: float = 4.0
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return np.power(x, self.exponent)
+
+
+@dataclass(frozen=True)
+class Remainder(Form):
+    """The remainder of x / divisor, for a finite divisor above 0: with the sign of x, or, floored, at least 0."""
+
+    name: ClassVar[str] = "remainder_form"
+    divisor: float = 1.0
+    floored: bool = False
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        return (np.mod if self.floored else np.fmod)(x, self.divisor)
+
+
+@dataclass(frozen=True)
 class Silu(Form):
     """x * logistic(x)."""
 
@@ -242,6 +265,10 @@ def _is_nonnegative(node: Node, known: dict[Node, bool]) -> bool:
     if isinstance(op, ops.Convert) and not node.inputs[0].dtype.is_float:
         return node.inputs[0].dtype == boolean
     if isinstance(op, (Square, ops.Exp, ops.Logistic)):
+        return True
+    if isinstance(op, Power):  # of an even exponent, or NaN below 0
+        return op.exponent % 2 != 1
+    if isinstance(op, Remainder) and op.floored:
         return True
     if isinstance(op, (ops.Reduce, ops.ReduceWindow, ops.CumReduce)):
         return op.kind == "sum" and is_nonnegative(node.inputs[0], known)

@@ -23,10 +23,11 @@ from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.crown import CONTRACTIONS, is_linear, is_product, terms_and_error
 from ingot.transform.bounds.forms import Hinge, RoundedToBytes
 from ingot.transform.bounds.functions import function_of
-from ingot.transform.bounds.intervals import Interval, Intervals
+from ingot.transform.bounds.intervals import Intervals
 from ingot.transform.bounds.lines import Lines, lines_of_function, lines_of_hinge
 from ingot.transform.bounds.rounding import (
     F64_EPSILON,
+    Interval,
     absolute_value,
     contracted_terms,
     error_of_winograd,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import pi, sqrt
 from typing import cast
 
@@ -11,10 +12,13 @@ from ingot.ir.node import Op
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
-from ingot.transform.bounds.forms import Elu, Reciprocal, Silu, Softplus, Square
+from ingot.transform.bounds.forms import Elu, Power, Reciprocal, Remainder, Silu, Softplus, Square
+from ingot.transform.bounds.rounding import F64_EPSILON, Interval, Rounding, maximum, minimum, outward, where
 
 CONVEX, CONCAVE, S_SHAPED, WAVE, PERIODIC = "convex", "concave", "s-shaped", "wave", "periodic"
+REVERSED_S, SAWTOOTH, FLOORED = "reversed s", "sawtooth", "floored sawtooth"
 ABOVE_ZERO, FROM_ZERO = "x > 0", "x >= 0"
+_INF = float("inf")
 
 
 @dataclass(frozen=True)
@@ -22,10 +26,11 @@ class Function:
     """A function f and its derivative, in f64.
 
     shape: CONVEX; CONCAVE; S_SHAPED: convex below 0 and concave above; WAVE: concave, convex from -inflection to
-    inflection, concave; PERIODIC: cos(x - peak). minimum: (argument, a lower bound of the value) for a function that
-    decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is defined; empty for
-    everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the absolute error of the
-    program. error: the largest distance of the op from this function over the real numbers.
+    inflection, concave; PERIODIC: cos(x - peak); REVERSED_S: concave below 0 and convex above; SAWTOOTH: the remainder
+    of x / period with the sign of x; FLOORED: at least 0. minimum: (argument, a lower bound of the value) for a
+    function that decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is
+    defined; empty for everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the
+    absolute error of the program. error: the largest distance of the op from this function over the real numbers.
     """
 
     value: Callable[[Term], Term]
@@ -37,6 +42,7 @@ class Function:
     inflection: float = 0.0
     curvature: float = 0.0
     peak: float = 0.0
+    period: float = 0.0
     ulps: float = 4.0
     slack: float = 0.0
     error: float = 0.0
@@ -106,6 +112,42 @@ def _gelu(op: Op) -> Function:
     return Function(_mapped(op), slope, WAVE, minimum, inflection=inflection, curvature=0.81, ulps=8.0, slack=2.0**-23)
 
 
+def _of_number(op: Op, x: Term, number: float) -> Term:
+    return Term(op(x.node, t.full(x.shape, number, x.dtype).node))
+
+
+def _power(op: Op) -> Function:
+    p = cast("Power", op).exponent
+
+    build = partial(Function, lambda x: _of_number(ops.Pow(), x, p), lambda x: _of_number(ops.Pow(), x, p - 1.0) * p)
+    if p < 0:
+        return build(CONVEX, falls=True, domain=ABOVE_ZERO)
+    if p % 2 == 0:
+        return build(CONVEX, minimum=(0.0, 0.0))
+    if p % 2 == 1:
+        return build(REVERSED_S)
+    return build(CONVEX if p > 1 else CONCAVE, domain=FROM_ZERO)
+
+
+def _remainder(op: Op) -> Function:
+    form = cast("Remainder", op)
+    d = form.divisor
+
+    def signed(x: Term) -> Term:
+        return _of_number(ops.Rem(), x, d)
+
+    def floored(x: Term) -> Term:
+        y = signed(x)
+        return where(y < 0.0, y + d, y)
+
+    def one(x: Term) -> Term:
+        return t.full(x.shape, 1.0, x.dtype)
+
+    if form.floored:
+        return Function(floored, one, FLOORED, period=d, ulps=0.5, error=d * F64_EPSILON)
+    return Function(signed, one, SAWTOOTH, period=d, ulps=0.0)
+
+
 _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Exp: lambda op: Function(_mapped(op), t.exp, CONVEX),
     ops.Expm1: lambda op: Function(_mapped(op), t.exp, CONVEX),
@@ -114,6 +156,8 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Rsqrt: lambda op: Function(_mapped(op), lambda x: t.rsqrt(x) / x * -0.5, CONVEX, falls=True, domain=ABOVE_ZERO),
     Reciprocal: lambda op: Function(lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, domain=ABOVE_ZERO),
     Square: lambda op: Function(lambda x: x * x, lambda x: x * 2.0, CONVEX, minimum=(0.0, 0.0), ulps=1.0),
+    Power: _power,
+    Remainder: _remainder,
     ops.Logistic: lambda op: Function(_mapped(op), _logistic_slope, S_SHAPED),
     ops.Tanh: lambda op: Function(_mapped(op), _tanh_slope, S_SHAPED),
     ops.Erf: lambda op: Function(_mapped(op), lambda x: t.exp(x * x * -1.0) * (2 / sqrt(pi)), S_SHAPED),
@@ -142,3 +186,47 @@ def function_of(op: Op) -> Function | None:
     """The function that an op of one operand computes; None for other ops."""
     build = _FUNCTIONS.get(type(op))
     return None if build is None else build(op)
+
+
+def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interval:
+    ends = f.value(x.lower), f.value(x.upper)
+    lower, upper = (ends[1], ends[0]) if f.falls else ends
+    if f.shape == PERIODIC:
+        low, high = minimum(*ends), maximum(*ends)
+        lower, upper = where(_has_peak(f.peak + pi, x), -1.0, low), where(_has_peak(f.peak, x), 1.0, high)
+    if f.minimum is not None:
+        argmin, least = f.minimum
+        lower, upper = minimum(*ends), maximum(*ends)
+        contains_argmin = t.term(t.logical_and(x.lower <= argmin + 1e-4, x.upper >= argmin - 1e-4))
+        lower = where(contains_argmin, least, lower)
+    if f.shape == SAWTOOTH:
+        is_line = is_one_tooth(f, x)
+        lower = where(is_line, ends[0], where(x.lower >= 0.0, 0.0, maximum(x.lower, -f.period)))
+        upper = where(is_line, ends[1], where(x.upper <= 0.0, 0.0, minimum(x.upper, f.period)))
+    if f.shape == FLOORED:
+        is_line = is_one_tooth(f, x)
+        lower, upper = where(is_line, ends[0], 0.0), where(is_line, ends[1], f.period)
+    absolute = rounding.floor + f.error + (f.slack if rounding.unit else 0.0)
+    lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
+    if (defined := is_defined(f, x.lower)) is not None:
+        lower, upper = (where(defined, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
+    return Interval(lower, upper)
+
+
+def _has_peak(peak: float, x: Interval) -> Term:
+    """Whether peak + 2 pi n, for an integer n, may lie in an interval."""
+    margin = x.magnitude * (8 * F64_EPSILON) + 1e-9
+    periods = [(v - peak) * (0.5 / pi) for v in (x.lower - margin, x.upper + margin)]
+    return t.term(t.ceil(periods[0])) <= t.term(t.floor(periods[1]))
+
+
+def is_one_tooth(f: Function, x: Interval) -> Term:
+    """Whether a SAWTOOTH or one that is FLOORED is x less a constant in the whole interval: over the end of a tooth the
+    remainder of the upper end is the smaller one. The remainder is exact in f64, and so is the comparison of a rounded
+    width with the period; a floored one rounds once."""
+    width, rises = x.upper - x.lower, f.value(x.lower) <= f.value(x.upper)
+    if f.shape == FLOORED:
+        return (width < f.period * (1 - 2.0**-40)) & rises
+    is_around_zero = (x.lower > -f.period) & (x.upper < f.period)
+    has_one_sign = t.term(t.logical_or(x.lower >= 0.0, x.upper <= 0.0))
+    return is_around_zero | (has_one_sign & (width < f.period) & rises)

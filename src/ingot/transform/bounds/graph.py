@@ -22,8 +22,8 @@ from ingot.transform.bounds.canonical import canonical
 from ingot.transform.bounds.crown import Walk, depths, is_product, is_relaxed, origin, own_softmax
 from ingot.transform.bounds.forms import is_normalizer
 from ingot.transform.bounds.forward import Forward
-from ingot.transform.bounds.intervals import Interval, Intervals
-from ingot.transform.bounds.rounding import Rounding, from_f64
+from ingot.transform.bounds.intervals import Intervals
+from ingot.transform.bounds.rounding import Interval, Rounding, from_f64
 from ingot.transform.bounds.rows import rows_of
 from ingot.transform.bounds.walks import bounds_of
 

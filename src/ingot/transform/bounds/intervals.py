@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, reduce
-from math import pi
 
 from ingot import ops
 from ingot.ir.dims import product
@@ -17,7 +16,6 @@ from ingot.ir.node import Node, Op, Project
 from ingot.ir.types import boolean, f32, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
-from ingot.support.dataclass import dataclass
 from ingot.support.errors import UnsupportedOp
 from ingot.transform.bounds.forms import (
     Hinge,
@@ -31,9 +29,10 @@ from ingot.transform.bounds.forms import (
     operands_of_extreme,
     softmax_of,
 )
-from ingot.transform.bounds.functions import PERIODIC, Function, function_of, is_defined
+from ingot.transform.bounds.functions import function_of, interval_of_function
 from ingot.transform.bounds.rounding import (
     F64_EPSILON,
+    Interval,
     Rounding,
     absolute_value,
     contracted_terms,
@@ -51,29 +50,6 @@ from ingot.transform.bounds.rounding import (
 
 _INF = float("inf")
 _LARGEST_SHARE = 1 - 2.0**-6  # of a type's largest number: rounding takes no sum beyond it
-
-
-@dataclass(frozen=True, eq=False)
-class Interval:
-    """Bounds of a value, in f64. For a bool: whether it is certainly true, and whether it may be true."""
-
-    lower: Term
-    upper: Term
-
-    @property
-    def magnitude(self) -> Term:
-        """The largest magnitude of each element."""
-        return maximum(absolute_value(self.lower), absolute_value(self.upper))
-
-    @property
-    def center(self) -> Term:
-        return (self.lower + self.upper) * 0.5
-
-    @property
-    def radius(self) -> Term:
-        """An upper bound of the distance from the center, as computed, to either bound."""
-        half = maximum(self.upper - self.center, self.center - self.lower)
-        return half * (1 + 4 * F64_EPSILON) + self.magnitude * (2 * F64_EPSILON)
 
 
 Rule = Callable[["Intervals", Node, Sequence[Interval]], Interval]
@@ -180,6 +156,14 @@ def _rising(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     return Interval(
         *(Term(node.op(*(x.node for x in side))) for side in ([x.lower for x in xs], [x.upper for x in xs]))
     )
+
+
+@_interval(ops.Sort)
+def _sorted(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
+    """Each place of the result rises with the operand. Bounds that are NaN, which are none, are no last elements."""
+    (x,) = xs
+    ends = ((x.lower, -_INF), (x.upper, _INF))
+    return Interval(*(where(v.equals(v), v, none).map(node.op) for v, none in ends))
 
 
 @_interval(ops.Gather, ops.DynamicSlice)
@@ -473,28 +457,3 @@ def _function(c: Intervals, node: Node, xs: Sequence[Interval]) -> Interval:
     (x,), f = xs, function_of(node.op)
     assert f is not None
     return interval_of_function(c.rounding, f, x)
-
-
-def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interval:
-    ends = f.value(x.lower), f.value(x.upper)
-    lower, upper = (ends[1], ends[0]) if f.falls else ends
-    if f.shape == PERIODIC:
-        low, high = _extremes(ends)
-        lower, upper = where(_has_peak(f.peak + pi, x), -1.0, low), where(_has_peak(f.peak, x), 1.0, high)
-    if f.minimum is not None:
-        argmin, least = f.minimum
-        lower, upper = _extremes(ends)
-        contains_argmin = t.term(t.logical_and(x.lower <= argmin + 1e-4, x.upper >= argmin - 1e-4))
-        lower = where(contains_argmin, least, lower)
-    absolute = rounding.floor + f.error + (f.slack if rounding.unit else 0.0)
-    lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
-    if (defined := is_defined(f, x.lower)) is not None:
-        lower, upper = (where(defined, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
-    return Interval(lower, upper)
-
-
-def _has_peak(peak: float, x: Interval) -> Term:
-    """Whether peak + 2 pi n, for an integer n, may lie in an interval."""
-    margin = x.magnitude * (8 * F64_EPSILON) + 1e-9
-    periods = [(v - peak) * (0.5 / pi) for v in (x.lower - margin, x.upper + margin)]
-    return t.term(t.ceil(periods[0])) <= t.term(t.floor(periods[1]))

@@ -15,13 +15,35 @@ from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.forms import Hinge
-from ingot.transform.bounds.functions import CONCAVE, CONVEX, PERIODIC, S_SHAPED, Function, is_defined
-from ingot.transform.bounds.intervals import Interval
-from ingot.transform.bounds.rounding import F64_EPSILON, F64_UNDERFLOW, absolute_value, maximum, minimum, outward, where
+from ingot.transform.bounds.functions import (
+    CONCAVE,
+    CONVEX,
+    FLOORED,
+    PERIODIC,
+    REVERSED_S,
+    S_SHAPED,
+    SAWTOOTH,
+    Function,
+    interval_of_function,
+    is_defined,
+    is_one_tooth,
+)
+from ingot.transform.bounds.rounding import (
+    F64_EPSILON,
+    F64_UNDERFLOW,
+    Interval,
+    Rounding,
+    absolute_value,
+    maximum,
+    minimum,
+    outward,
+    where,
+)
 
 _BISECTIONS = 14
 _PERIODS = (-2 * pi, 0.0, 2 * pi)  # offsets of the periods that an interval of half a period may reach
 _ERROR = 64 * F64_EPSILON  # of a few operations and two functions
+_LEAST_SLOPE = 2.0**-960  # a slope that underflows errs by less than this times _ERROR
 _LEAST_SHARE = 1e-250  # of a sum of exponentials: below it logarithms and quotients are not computed
 
 
@@ -86,8 +108,13 @@ def _lines_of_shape(f: Function, x: Interval) -> Lines:
     if f.shape == CONCAVE:
         mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), CONVEX, error=f.error)
         return _lines_of_shape(mirrored, x).swapped
+    if f.shape == REVERSED_S:
+        mirrored = Function(lambda v: -f.value(v), lambda v: -f.slope(v), S_SHAPED, error=f.error)
+        return _lines_of_shape(mirrored, x).swapped
     if f.shape == PERIODIC:
         return _periodic(f, x)
+    if f.shape in (SAWTOOTH, FLOORED):
+        return _sawtooth(f, x)
     return _s_shaped(f, x) if f.shape == S_SHAPED else _wave(f, x)
 
 
@@ -181,15 +208,15 @@ def _chord(f: Function, x: Interval) -> Line:
     slope = _chord_slope(f, x)
     ends = [f.value(v) - slope * v for v in (x.lower, x.upper)]
     magnitude = maximum(absolute_value(f.value(x.lower)), absolute_value(f.value(x.upper)))
-    return Line(
-        slope, maximum(*ends) + (magnitude + absolute_value(slope) * x.magnitude) * _ERROR + (F64_UNDERFLOW + f.error)
-    )
+    error = (magnitude + (absolute_value(slope) + _LEAST_SLOPE) * x.magnitude) * _ERROR + (F64_UNDERFLOW + f.error)
+    return Line(slope, maximum(*ends) + error)
 
 
 def _tangent(f: Function, point: Term, x: Interval, side: int) -> Line:
     """side: 1 for a line above f, -1 for one below."""
     slope, value = f.slope(point), f.value(point)
-    error = (absolute_value(value) + absolute_value(slope) * x.magnitude * 2.0) * _ERROR + (F64_UNDERFLOW + f.error)
+    size = absolute_value(value) + (absolute_value(slope) + _LEAST_SLOPE) * x.magnitude * 2.0
+    error = size * _ERROR + (F64_UNDERFLOW + f.error)
     offset = value - slope * point
     return Line(slope, offset + error if side > 0 else offset - error)
 
@@ -267,6 +294,16 @@ def _periodic(f: Function, x: Interval) -> Lines:
     error = (absolute_value(slope) * x.magnitude + 1.0) * _ERROR + _square(x.magnitude * _ERROR + 1e-9)
     low, high = where(is_narrow, lowest_gap - error, -1.0), where(is_narrow, highest_gap + error, 1.0)
     return Lines(Line(slope, low), Line(slope, high))
+
+
+def _sawtooth(f: Function, x: Interval) -> Lines:
+    """x less a constant within a tooth, else constants."""
+    is_line, ends = is_one_tooth(f, x), interval_of_function(Rounding(), f, x)
+    offset, error = f.value(x.lower) - x.lower, x.magnitude * _ERROR + (F64_UNDERFLOW + f.error)
+    slope = where(is_line, t.full(x.lower.shape, 1.0, x.lower.dtype), 0.0)
+    return Lines(
+        Line(slope, where(is_line, offset - error, ends.lower)), Line(slope, where(is_line, offset + error, ends.upper))
+    )
 
 
 def _square(x: Term) -> Term:

@@ -101,6 +101,29 @@ def where(condition: Term, a: t.Operand, b: t.Operand) -> Term:
     return t.term(t.where(condition, a, b))
 
 
+@dataclass(frozen=True, eq=False)
+class Interval:
+    """Bounds of a value, in f64. For a bool: whether it is certainly true, and whether it may be true."""
+
+    lower: Term
+    upper: Term
+
+    @property
+    def magnitude(self) -> Term:
+        """The largest magnitude of each element."""
+        return maximum(absolute_value(self.lower), absolute_value(self.upper))
+
+    @property
+    def center(self) -> Term:
+        return (self.lower + self.upper) * 0.5
+
+    @property
+    def radius(self) -> Term:
+        """An upper bound of the distance from the center, as computed, to either bound."""
+        half = maximum(self.upper - self.center, self.center - self.lower)
+        return half * (1 + 4 * F64_EPSILON) + self.magnitude * (2 * F64_EPSILON)
+
+
 def from_f64(lower: Term, upper: Term, dtype: DType) -> tuple[Term, Term]:
     """Bounds in `dtype`, rounded outwards; NaN becomes -inf or inf."""
     lower = where(lower.equals(lower), lower, -float("inf"))

@@ -112,6 +112,7 @@ _RULES: dict[type[Op], Callable[..., int | None]] = {
     ops.ReduceWindow: _reduce_window,
     ops.CumReduce: lambda op, node, axis: _axis_unless(axis == op.dim, axis),
     ops.Gather: _gather,
+    ops.Sort: lambda op, node, axis: _axis_unless(axis == op.dimension, axis),
     ops.Convolution: _convolution,
     Shift: lambda op, node, axis: _axis_unless(axis == op.axis, axis),
 }

@@ -10,8 +10,7 @@ from ingot.ir.types import TensorType, f64
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
 from ingot.transform.bounds.crown import Backward, Walk
-from ingot.transform.bounds.intervals import Interval
-from ingot.transform.bounds.rounding import maximum, minimum, where
+from ingot.transform.bounds.rounding import Interval, maximum, minimum, where
 from ingot.transform.repeat import rows_in_parts
 from ingot.transform.vectorize import vectorize
 

@@ -18,7 +18,7 @@ from itertools import permutations
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike, substitute
+from ingot.ir.dims import DimLike, substitute, symbols_of
 from ingot.ir.node import Const, Graph, Node, Op, splat_of, topological
 from ingot.ir.types import Shape
 from ingot.passes.core.rewrites import equality
@@ -28,6 +28,7 @@ from ingot.support.errors import IngotError, ShapeError
 
 _FIELD = 8191  # a prime that keeps sums of up to 2^27 products exact in f64
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
+_IMAGE_SIZE = 23  # in place of an open one
 MAX_TERMS = 2000
 MAX_FREE_OPS = 3  # of terms whose type may differ from the graph's
 MIN_OPS = 2
@@ -78,7 +79,8 @@ Sizes = Mapping[DimLike | str, int]  # of dimensions, and of symbols
 
 
 def _small_sizes(before: Graph, sizes: Mapping[str, int]) -> Sizes | None:
-    """A small prime for each size, except the spatial sizes of images. None if the graph cannot be shrunk so."""
+    """A small prime for each size, except the spatial sizes of images, which stay, and are `_IMAGE_SIZE` if open. None
+    if the graph cannot be shrunk so."""
     fixed_sizes: set[DimLike] = set()
     for n in before.nodes():
         if isinstance(n.op, ops.Slice) and any(step != 1 for step in n.op.strides):
@@ -97,6 +99,7 @@ def _small_sizes(before: Graph, sizes: Mapping[str, int]) -> Sizes | None:
             return None
         small[d] = prime
         symbols |= dict.fromkeys(bare_symbol(d), prime)
+    symbols = dict.fromkeys((name for d in fixed_sizes for name in symbols_of(d)), _IMAGE_SIZE) | symbols
     for attempt in (small | symbols, symbols):
         try:
             if sum(int(np.prod(_shape(n.shape, attempt))) for n in before.nodes()) <= 1 << 20:

@@ -24,7 +24,7 @@ from ingot.runtime.bind import bind_symbols, binding_shapes
 from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
 from ingot.tune.rewrites.forms import forms
-from ingot.tune.rewrites.subgraphs import Subgraph, subgraphs
+from ingot.tune.rewrites.subgraphs import Subgraph, bodies, subgraphs
 
 # the gain that both the median of paired ratios and the best runs must show for a rewrite to be kept
 NEEDED_GAIN = 1.03
@@ -88,7 +88,12 @@ def find_rewrites(
     began = time.monotonic()  # the compilation does not count towards the budget
     rows: list[Row] = []
     found: list[tuple[int, tuning.Rewritten]] = []
-    candidates = subgraphs(baseline.graph_after("crop"), sizes)
+
+    def built(body: Graph) -> Graph:
+        return build(body, threads=threads, fast_math=fast_math, rewrites=()).graph_after("crop")
+
+    graphs = (baseline.graph_after("crop"), *bodies(baseline.graph_after("crop"), built))
+    candidates = sorted((s for g in graphs for s in subgraphs(g, sizes)), key=lambda s: -s.flops)
     # small forms are found first: it is better to look at more subgraphs
     seconds_each = min(MAX_SECONDS, max(MIN_SECONDS, budget / max(len(candidates), 1)))
     for number, subgraph in enumerate(candidates):

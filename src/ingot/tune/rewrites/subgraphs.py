@@ -4,7 +4,7 @@ products that share an operand, which have a result each."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ingot import ops
@@ -17,6 +17,7 @@ from ingot.passes.core.rewrites import equality
 from ingot.passes.core.rewrites.match import has_sizes, reader_counts
 from ingot.passes.core.rewrites.rewrite import MAX_RESULTS
 from ingot.support.dataclass import dataclass
+from ingot.support.errors import IngotError
 
 MAX_OPS = 6
 MAX_READERS = 12  # elementwise ops of a context
@@ -54,6 +55,20 @@ def subgraphs(graph: Graph, sizes: Mapping[str, int] | None = None) -> list[Subg
         else:
             by_text[text] = replace(subgraph, context=_context(graph, subgraph.context, uses))
     return sorted(by_text.values(), key=lambda s: -s.flops)
+
+
+def bodies(graph: Graph, built: Callable[[Graph], Graph]) -> Iterator[Graph]:
+    """The bodies of loops and branches, as the passes leave them. built: a body by itself, after these passes. Those
+    that cannot be compiled by themselves are left out."""
+    for body in dict.fromkeys(body for n in graph.nodes() for body in n.op.bodies):
+        if not any(type_.dtype.is_float for n in body.outputs for type_ in n.types):
+            continue
+        try:
+            after = built(body)
+        except IngotError:
+            continue
+        yield after
+        yield from bodies(after, built)
 
 
 def _sets(graph: Graph) -> Iterator[tuple[tuple[Node, ...], tuple[Node, ...]]]:

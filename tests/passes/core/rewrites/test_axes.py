@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.ir.dims import symbol
+from ingot.ir.dims import floordiv, symbol
 from ingot.ir.node import Graph, Node
 from ingot.passes.core.rewrites.equality import are_equal, evaluate, instances
 from ingot.support.errors import ShapeError
@@ -102,6 +102,65 @@ def test_open_sizes_without_a_proof_are_refused() -> None:
     y = ops.Reverse((0,))(ops.Reverse((0,))(X))
     assert instances(Graph((X,), (y,))) is None
     assert not are_equal(Graph((X,), (y,)), Graph((X,), (X,)), exactly=False)
+
+
+H, WIDTH = symbol("h"), symbol("w")
+OPEN = arg("o", N, H, WIDTH, 5)
+SAME, TAPS, MORE_TAPS = arg("b", 5, 3, 3, 5), arg("c", 3, 3, 3, 5), arg("d", 4, 3, 3, 5)
+
+
+def conv(x: Node, w: Node, stride: int = 1, padding: int = 1) -> Node:
+    pads = ((padding, padding),) * 2
+    return ops.Convolution((stride,) * 2, pads, (1, 1), (1, 1), "NHWC", "OHWI", "NHWC")(x, w)
+
+
+def last(x: Node, w: Node) -> Node:
+    return ops.DotGeneral(contract=((3,), (0,)))(x, w)
+
+
+JOINED = conv(OPEN, ops.Concat(0)(TAPS, MORE_TAPS), 2)
+# (inputs, one form, another, whether they are equal for all images)
+IMAGE_FORMS: dict[str, tuple[tuple[Node, ...], tuple[Node, ...], tuple[Node, ...], bool]] = {
+    "joined filters, with a stride": (
+        (OPEN, TAPS, MORE_TAPS), (conv(OPEN, TAPS, 2), conv(OPEN, MORE_TAPS, 2)),
+        (cut(JOINED, 3, 0, 3), cut(JOINED, 3, 3, 7)), True),
+    "a product merged into filters": (
+        (OPEN, TAPS, q := arg("q", 3, 4)), (last(conv(OPEN, TAPS), q),),
+        (conv(OPEN, ops.Transpose((3, 0, 1, 2))(ops.DotGeneral(contract=((0,), (0,)))(TAPS, q))),), True),
+    "a sum of images": (
+        (OPEN, other := arg("e", N, H, WIDTH, 5), TAPS), (ops.add(conv(OPEN, TAPS), conv(other, TAPS)),),
+        (conv(ops.add(OPEN, other), TAPS),), True),
+    "two in a row": (
+        (OPEN, SAME, TAPS), (ops.add(conv(conv(OPEN, SAME), TAPS), conv(OPEN, TAPS)),),
+        (conv(ops.add(conv(OPEN, SAME), OPEN), TAPS),), True),
+    "other padding of the second, equal inside": (
+        (OPEN, SAME, TAPS), (conv(conv(OPEN, SAME, padding=1), TAPS),),
+        (cut(cut(conv(conv(OPEN, SAME, padding=2), TAPS, padding=0), 1, 0, H), 2, 0, WIDTH),), False),
+    "a point's products before and after a border": (
+        (OPEN, r := arg("r", 5, 5), TAPS), (conv(last(OPEN, r), TAPS),),
+        (conv(OPEN, ops.DotGeneral(contract=((3,), (1,)))(TAPS, r)),), True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IMAGE_FORMS)
+def test_images_of_open_sizes(name: str) -> None:
+    inputs, one, other, equal = IMAGE_FORMS[name]
+    before, after = Graph(inputs, one), Graph(inputs, other)
+    assert are_equal(before, after, exactly=False) == equal
+
+
+def test_what_an_image_of_open_size_does_not_tell() -> None:
+    """Equal, but of halves of a size, of sums over it, and of rows in another order."""
+    half = arg("f", N, floordiv(H, 2), 6, 5)
+    wide = arg("g", N, H, 6, 5)
+    ones = ops.full((N, H), 1.0, X.dtype)
+    y = conv(wide, TAPS)
+    total = ops.DotGeneral(((0,), (0,)), ((1,), (1,)))(ones, y)
+    rows = ops.Reverse((1,))(ops.Reverse((1,))(y))
+    parts = ops.Concat(1)(cut(y, 1, 0, 1), cut(y, 1, 1, H))
+    for inputs, result in (((half, TAPS), conv(half, TAPS)), *(((wide, TAPS), v) for v in (total, rows, parts))):
+        assert instances(Graph(inputs, (result,))) is None
+    assert instances(Graph((wide, TAPS), (y,))) is not None
 
 
 def test_slices_at_open_places_are_refused() -> None:

@@ -15,6 +15,15 @@ is a coordinate of the monomial, or gives a factor of the axis' size: a coeffici
 most, and two of them that agree at c + 1 sizes are equal.
 
 A sum of the second kind takes a broadcast along its axis; without one, c = 0.
+
+Axes that convolutions slide along are *windowed*. An open one of an input has a symbol h as its size.
+
+Lemma. Two graphs are equal for all h if they are for h = 1, 2, ..., 2 r + s, where r is how far the windows of
+convolutions one after the other reach to a side, and s the least common multiple of their strides, both in elements of
+the first operand.
+Proof. The polynomial of an element at position p of this operand depends on min(p, r) and min(h - 1 - p, r) alone, as
+all that is farther away is neither read nor tells where the image ends. For h > 2 r + s each such pair is also that of
+an element at size h - s: at p where p <= r, else at p - s.
 """
 
 from __future__ import annotations
@@ -22,11 +31,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product as grid
+from math import lcm
 
 from ingot import ops
-from ingot.ir.dims import DimLike, ceildiv, is_at_most, is_static, product
+from ingot.ir.dims import DimLike, ceildiv, is_at_most, is_static, product, substitute, symbols_of
 from ingot.ir.node import Const, Graph, Input, Node
 from ingot.ir.types import Shape
+from ingot.passes.core.rewrites.match import bare_symbol
 from ingot.support.dataclass import dataclass
 
 
@@ -62,6 +73,9 @@ class Axes:
         self._graphs = graphs
         self._bound: dict[Axis, Label] = {}
         self._fixed: set[Axis] = set()
+        self._windowed: set[Axis] = set()
+        self._reach: dict[Node, int] = {}  # of the windows before a node, to a side
+        self._stride: dict[Node, int] = {}  # of all convolutions before a node
         self._has_open_places = False  # a slice begins or ends at an open place that is no seam of its axis
         self._broadcast: list[Label] = []  # along which a value does not vary
         self._summed: dict[Node, Labels] = {}
@@ -80,15 +94,26 @@ class Axes:
         """Whether each open size is that of uniform axes, and each open place one of their ends."""
         if self._has_open_places:
             return False
-        leaves = {leaf for labels in self._labels.values() for leaf in self._leaves(labels)}
-        return all(isinstance(leaf.size, int) for leaf in leaves if leaf in self._fixed)
+        summed = {leaf for labels in self._summed.values() for leaf in self._leaves(labels)}
+        of_inputs = {leaf for n in self._graphs[0].inputs for leaf in self._leaves(self._labels[n])}
+
+        def holds(leaf: Axis) -> bool:
+            if leaf not in self._windowed:
+                return leaf not in self._fixed
+            # an input of another size, such as half of h, has not all small sizes among those of the lemma
+            return leaf not in self._fixed | summed and (leaf not in of_inputs or bool(bare_symbol(leaf.size)))
+
+        return all(isinstance(leaf.size, int) or holds(leaf) for leaf in self._all_leaves())
+
+    def _all_leaves(self) -> set[Axis]:
+        return {leaf for labels in self._labels.values() for leaf in self._leaves(labels)}
 
     def instances(self, degree: int) -> Iterator[list[Graph]]:
         """The graphs at sizes that speak for all, see the lemma. degree: of the largest monomial."""
         uniform: dict[Axis, int] = {}  # the largest number of coordinates of one value
         for labels in self._labels.values():
             for leaf, count in Counter(self._leaves(labels)).items():
-                if leaf not in self._fixed:
+                if leaf not in self._fixed and leaf not in self._windowed:
                     uniform[leaf] = max(uniform.get(leaf, 0), count)
         broadcast = set(self._leaves(self._broadcast))
         choices: list[range] = []
@@ -96,8 +121,16 @@ class Axes:
             lowest = count * (1 + max(degree, 2))  # 2: exactly, where each rounding is of a sum of products of two
             highest_sums = max(self._sums(g, leaf) for g in self._graphs) if leaf in broadcast else 0
             choices.append(range(lowest, lowest + highest_sums + 1))
-        for sizes in grid(*choices):
-            yield self._at(dict(zip(uniform, sizes, strict=True)))
+        windowed = [a for a in self._all_leaves() if a in self._windowed and not isinstance(a.size, int)]
+        symbols = sorted({name for a in windowed for name in symbols_of(a.size)})
+        most = 2 * max(self._reach.values()) + lcm(*self._stride.values())
+        for values in grid(range(1, most + 1), repeat=len(symbols)):
+            at = dict(zip(symbols, values, strict=True))
+            of_windowed = {a: int(substitute(a.size, at)) for a in windowed}
+            if min(of_windowed.values(), default=1) < 1:  # no image, or none that is as large as the window
+                continue
+            for sizes in grid(*choices):
+                yield self._at(dict(zip(uniform, sizes, strict=True)) | of_windowed)
 
     def _sums(self, graph: Graph, axis: Axis) -> int:
         """The largest number of sums over an axis on the ways to an output."""
@@ -164,8 +197,10 @@ class Axes:
                 self._fix([b])
                 return
             self._bound[a] = b
-            if a in self._fixed:
+            if a in self._fixed or (a in self._windowed and not isinstance(b, Axis)):
                 self._fix([b])
+            elif a in self._windowed:
+                self._windowed.update(self._leaves([b]))
             return
         assert not isinstance(b, Axis)
         kind = type(a)
@@ -179,6 +214,8 @@ class Axes:
 
     def _of(self, n: Node, operands: list[Labels]) -> Labels:
         op = n.op
+        self._reach[n] = max((self._reach.get(i, 0) for i in n.inputs), default=0)
+        self._stride[n] = lcm(*(self._stride.get(i, 1) for i in n.inputs))
         match op:
             case Const():
                 return self._new(n.shape, fixed=True)
@@ -240,7 +277,7 @@ class Axes:
             if is_at_most(low, at) and is_at_most(at, high):
                 if not isinstance(part, Axis):
                     return False
-                self._bound[part] = Sum(self._new((at - low, high - at), fixed=part in self._fixed))
+                self._bound[part] = Sum(self._new((at - low, high - at), fixed=part in self._fixed | self._windowed))
                 return True
             low = high
         return False
@@ -294,18 +331,28 @@ class Axes:
         return (*batch, *free)
 
     def _convolved(self, n: Node, op: ops.Convolution, image: Labels, filters: Labels) -> Labels:
-        at = {c: x for c, x in zip(op.lhs_layout, image, strict=True) if c in "NC"}
-        of = {c: x for c, x in zip(op.rhs_layout, filters, strict=True) if c in "OI"}
-        self._fix(x for x in (*image, *filters) if x not in (*at.values(), *of.values()))
+        at, of = dict(zip(op.lhs_layout, image, strict=True)), dict(zip(op.rhs_layout, filters, strict=True))
+        self._fix(of[c] for c in op.spatial)
+        shared = dict(zip(op.out_layout, self._new(n.shape), strict=True))
         if op.feature_groups == op.batch_groups == 1:
             self._unify(at["C"], of["I"])
             self._summed[n] = (at["C"],)
-            shared = {"N": at["N"], "C": of["O"]}
+            shared |= {"N": at["N"], "C": of["O"]}
         else:
-            self._fix((*at.values(), *of.values()))
-            shared = {}
-        fixed = self._new(n.shape, fixed=True)
-        return tuple(shared.get(c, x) for c, x in zip(op.out_layout, fixed, strict=True))
+            self._fix((at["N"], at["C"], of["O"], of["I"], shared["N"], shared["C"]))
+        reach = 0
+        for i, c in enumerate(op.spatial):
+            (low, high), window = op.padding[i], n.inputs[1].shape[op.rhs_layout.index(c)]
+            label = self._resolved(at[c])
+            is_windowed = isinstance(label, Axis) and op.lhs_dilation[i] == 1 and isinstance(window, int)
+            if is_windowed and is_static((low, high)) and min(int(low), int(high)) >= 0:
+                reach = max(reach, int(low), int(high), op.rhs_dilation[i] * (int(window) - 1) - int(low))
+                self._windowed.update(self._leaves((at[c], shared[c])))
+            else:
+                self._fix((at[c], shared[c]))
+        self._reach[n] += self._stride[n] * reach
+        self._stride[n] *= lcm(*op.strides)
+        return tuple(shared[c] for c in op.out_layout)
 
     # Instances
 

@@ -50,6 +50,11 @@ class Rewrite:
         return Rewrite(show(before), show(after), exact)
 
     @property
+    def rule(self) -> str:
+        """Its name among those of rules, see `Fuel`."""
+        return f"rewrite {self}"
+
+    @property
     def roundings(self) -> DimLike:
         """Those on the longest ways to an element, of both sides together: results differ by at most that many times
         the type's unit roundoff, to first order, of the same sum of magnitudes; 0 for an exact one."""
@@ -174,7 +179,7 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
     before, after = sides
     fuel = current_fuel()
     # proved again only for a model that has what it is about
-    found = [m for m in matches(graph, before) if is_sound(r) and fuel.burn(f"rewrite {r}")]
+    found = [m for m in matches(graph, before) if is_sound(r) and fuel.burn(r.rule)]
     by_result = {n: m for m in found for n in m.results}
     done: dict[Node, Node] = {}
     for n in topological(graph.outputs, lambda n: by_result[n].operands if n in by_result else n.inputs):
@@ -189,14 +194,3 @@ def _applied(graph: Graph, r: Rewrite) -> Graph:
             done |= dict(zip(m.results, rebuild(side.outputs, operands), strict=True))
     graph = graph.with_outputs(done[n] for n in graph.outputs)
     return sink_slices(graph) if found and len(after.outputs) > 1 else graph
-
-
-def applied(graph: Graph, rewrites: Sequence[Rewrite], *, fast_math: bool = False) -> list[Rewrite]:
-    """The rewrites that change `graph`, one after the other, for explanations."""
-    changing: list[Rewrite] = []
-    for r in rewrites:
-        rewritten = apply_rewrites(graph, [r], fast_math=fast_math)
-        if rewritten.outputs != graph.outputs:
-            changing.append(r)
-            graph = rewritten
-    return changing

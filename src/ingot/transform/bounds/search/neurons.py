@@ -29,9 +29,8 @@ from ingot.support.dataclass import dataclass
 from ingot.transform.bounds.crown import Backward, Walk
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.graph import Bounded
-from ingot.transform.bounds.intervals import Interval
 from ingot.transform.bounds.lines import lines_of_hinge
-from ingot.transform.bounds.rounding import maximum, minimum, where
+from ingot.transform.bounds.rounding import Interval, maximum, minimum, where
 from ingot.transform.bounds.slopes import Ascent
 from ingot.transform.vectorize import vectorize
 
