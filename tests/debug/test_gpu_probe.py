@@ -12,12 +12,13 @@ from ingot.ir.types import DType, bf16, f16, f32, i8
 from ingot.targets.cuda.triton import print_kernel
 
 
-@pytest.mark.parametrize("dtype", [f16, bf16, i8, f32])
-def test_products(dtype: DType) -> None:
+@pytest.mark.parametrize(("dtype", "tf32"), [(f16, False), (bf16, False), (i8, False), (f32, False), (f32, True)])
+def test_products(dtype: DType, tf32: bool) -> None:
     rng = np.random.default_rng(0)
-    kernel = peak_kernel(Peak(16, 32, 16, 2, 3, 4), dtype)
+    kernel = peak_kernel(Peak(16, 32, 16, 2, 3, 4), dtype, tf32)
     verify_kernel(kernel, "the probe")
-    assert "tl.dot" in print_kernel(kernel).text
+    text = print_kernel(kernel).text
+    assert "tl.dot" in text and ('"tf32"' in text) is tf32
     a, b = (rng.integers(-9, 9, s).astype(dtype.numpy) for s in ((16, 16), (16, 32)))
     result = np.zeros(16 * 32, np.int32 if dtype == i8 else np.float32)
     run_kernel(kernel, {"a": a.reshape(-1), "b": b.reshape(-1), "out": result}, {})

@@ -156,21 +156,22 @@ def _called(model: CompiledModel, feeds: Feeds) -> float:
 def _measured(build: Build, moved_bytes: int) -> Rates:
     """The measured rates of the machine for the kinds of work that the model has."""
     if build.program.is_on_gpu:
-        return gpu_probe.measure(build.features, _multiplied(build))
+        return gpu_probe.measure(build.features, *_multiplied(build))
     return measure(build.threads, moved_bytes)
 
 
-def _multiplied(build: Build) -> DType:
-    """The operand type of the majority of the products."""
+def _multiplied(build: Build) -> tuple[DType, bool]:
+    """The operand type of the majority of the products, and whether they are of TF32."""
     sizes = size_hints(build.graph)
-    flops: dict[DType, int] = {}
+    flops: dict[tuple[DType, bool], int] = {}
     for launch in build.launches:
         assert isinstance(launch.node.op, Group)
         for node in launch.node.op.body.nodes():
             if node.op.stored_values:
                 count = estimate(substitute(node.op.flops(*(i.type for i in node.inputs)), sizes))
-                flops[node.inputs[0].dtype] = flops.get(node.inputs[0].dtype, 0) + count
-    return max(flops, key=lambda dtype: flops[dtype], default=f32)
+                kind = node.inputs[0].dtype, bool(getattr(node.op, "tf32", False))
+                flops[kind] = flops.get(kind, 0) + count
+    return max(flops, key=lambda kind: flops[kind], default=(f32, False))
 
 
 def _explanation(

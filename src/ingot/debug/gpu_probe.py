@@ -43,15 +43,18 @@ class Peak:
         return 2 * prod((self.rows, self.columns, self.depth, self.programs, self.iterations))
 
 
-def measure(features: Features, dtype: DType) -> Rates:
-    """dtype: of the operands whose products are counted; what tensor cores have none of is multiplied in f32."""
+def measure(features: Features, dtype: DType, tf32: bool = False) -> Rates:
+    """dtype: of the operands whose products are counted; what tensor cores have none of is multiplied in f32. tf32:
+    whether f32 is cut to TF32."""
     dtype = dtype if dtype in TENSOR_CORES else f32
     target = target_of(features)
-    processors = target.machine(features, 1, {}).processors
-    peak = Peak(128, 256, 64, processors, 4000, 8) if dtype != f32 else Peak(64, 64, 16, 4 * processors, 2000, 4)
+    machine = target.machine(features, 1, {})
+    processors, tf32 = machine.processors, tf32 and dtype == f32 and machine.has_tf32
+    peak = Peak(128, 256, 32 if tf32 else 64, processors, 4000, 8)
+    peak = peak if dtype != f32 or tf32 else Peak(64, 64, 16, 4 * processors, 2000, 4)
     assembler = target.assembler(features)
     chunks = _COPY_BYTES // 2 // 4 // _PROGRAM_ELEMENTS
-    for kernel in (peak_kernel(peak, dtype), copy_kernel(chunks)):
+    for kernel in (peak_kernel(peak, dtype, tf32), copy_kernel(chunks)):
         assembler.add(kernel)
     steps = (
         rt.Step("peak", ((0, 0), (1, 0), (2, 0)), (), peak.programs, device=target.name),
@@ -86,7 +89,7 @@ def _sums(dtype: DType) -> DType:
     return i32 if dtype == i8 else f32
 
 
-def peak_kernel(peak: Peak, dtype: DType) -> Kernel:
+def peak_kernel(peak: Peak, dtype: DType, tf32: bool = False) -> Kernel:
     """sums = sums + a . b, as often as there are iterations; all programs but the first keep theirs."""
     chunk, top, sum_dtype = k.var("chunk"), Block(), _sums(dtype)
     a, b = Buffer("a", dtype, align=ALIGNMENT_BYTES), Buffer("b", dtype, align=ALIGNMENT_BYTES)
@@ -100,9 +103,11 @@ def peak_kernel(peak: Peak, dtype: DType) -> Kernel:
     y = top.let(k.gather(b, offsets(peak.depth, peak.columns)))
     acc = top.alloc("acc", sum_dtype, 1, lanes=prod(tile), tile=tile)
     top.store(acc, ZERO, Lit(sum_dtype, prod(tile), 0.0 if sum_dtype.is_float else 0, tile=tile))
-    top.loop(
-        "t", 0, peak.iterations, 1, lambda body, _: body.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO)))
-    )  # fmt: skip
+
+    def multiply(body: Block, turn: k.Expr) -> None:
+        body.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO), tf32))
+
+    top.loop("t", 0, peak.iterations, 1, multiply)
     first = k.spread(k.binary("eq", chunk, ZERO), tile)
     top.store(sums, offsets(*tile), k.load(acc, ZERO), first)
     hints = (("warps", peak.warps), ("stages", 1), ("narrow", 1))

@@ -97,11 +97,13 @@ def test_an_image_as_an_input(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="an image for"):
             read_image(path, spec)
     for mean, std in (([0.1, 0.2], []), ([], [0]), ([float("nan")], [])):
-        with pytest.raises(InputError, match="numbers, for x"):
+        with pytest.raises(InputError, match="1 or 3 numbers(, none of them 0)?, for x"):
             read_image(path, open_sides, mean, std)
     (tmp_path / "bad.png").write_bytes(path.read_bytes()[:60])
     with pytest.raises(InputError, match="damaged or no image"):
         read_image(tmp_path / "bad.png", open_sides)
+    with pytest.raises(InputError, match="expected an image, got No such file or directory"):
+        read_image(tmp_path / "absent.png", open_sides)
 
 
 def test_pixels_of_arrays() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import TensorType, dtype_of, f16, f32
+from ingot.ir.types import TensorType, bf16, dtype_of, f16, f32
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -172,3 +173,14 @@ def test_rows_read_the_words_of_one_row(bits: int, block: int, kind: type, rows:
     assert packs[0] == packs[1]
     both = Graph((x, y := Input("y", TensorType(x.dtype, (rows, depth)))()), (DOT(x, weights), DOT(y, weights)))
     assert planned(both, H100)[0].weights.nbytes == packs[0]
+
+
+@pytest.mark.parametrize("weights", [plain, levels(4, 32)])
+def test_an_open_number_of_few_rows_is_split(weights: Weights) -> None:
+    """As in a step of several sequences. Later calls may have more rows than a tile."""
+    x = Input("x", TensorType(bf16, (symbol("rows"), 4096)))()
+    graph = Graph((x,), (DOT(x, weights(4096, 70, ml_dtypes.bfloat16)),), bounds=(("rows", 1, None),))
+    tiles = 3  # across the columns, for each 16 rows
+    assert planned(graph, H100)[0].steps[0].chunks == (4 * tiles, "rows", 15, "+", 16, "//", "*")
+    for rows in (1, 5, 16, 40):
+        agrees(graph, RNG.normal(size=(rows, 4096)).astype(ml_dtypes.bfloat16), 1e-2)

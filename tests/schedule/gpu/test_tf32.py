@@ -103,6 +103,18 @@ def test_the_gradient_of_a_kernel() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("a_axis", "b_axis", "by_registers"), [(0, 0, True), (1, 0, True), (0, 1, True), (1, 1, False)]
+)
+def test_strided_terms_are_read_by_registers(a_axis: int, b_axis: int, by_registers: bool) -> None:
+    """By single warps: a warp group's four would read shared memory, to which numbers are copied one by one."""
+    a, b = _inputs((288, 90) if a_axis else (90, 288), (70, 90) if b_axis else (90, 70))
+    graph = Graph((a, b), (ops.DotGeneral(((), ()), ((a_axis,), (b_axis,)), tf32=True)(a, b),))
+    assert _kernels(graph) == [("product", True, False)]
+    (kernel,) = planned(graph, H100)[1].values()
+    assert (dict(kernel.hints)["warps"] == 2) is by_registers
+
+
 def test_many_parts_and_persistent_programs() -> None:
     a, b = _inputs((40, 9000), (24, 9000))
     names = [name for name, *_ in _kernels(_dot(a, b, 1))]
@@ -112,6 +124,9 @@ def test_many_parts_and_persistent_programs() -> None:
 
 
 def test_gpus_without_such_products() -> None:
+    a, b = _inputs((1040, 144), (144, 80))
+    (kernel,) = planned(_dot(a, b, 0), "cuda:sm_80")[1].values()  # reads registers: nothing is copied
+    assert dict(kernel.hints)["warps"] >= 4
     a, b = _inputs((64, 144), (80, 144))
     assert _kernels(_dot(a, b, 1), "cuda:sm_80") == [("product", True, False)]
     (kernel,) = planned(_dot(a, b, 1), "hip:gfx942")[1].values()

@@ -134,6 +134,44 @@ def test_sensors_are_sampled_meanwhile() -> None:
     assert 10 * seconds < sensor.joules() < 20 * (reads[-1] - reads[0])
 
 
+def test_a_counter_that_starts_again_twice_in_a_window(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    path = machine.zone("intel-rapl:0", "package-0", limit=1000)
+    (counter,) = find_counters(None, tmp_path).counters
+    assert counter.sample_seconds is not None
+    counter.sample_seconds = 0.01
+    with sampled([counter]):
+        for microjoules in (800, 100, 900, 50):
+            path.with_name("next").write_text(f"{microjoules}\n")
+            path.with_name("next").replace(path)  # never read half written
+            time.sleep(0.2)
+    assert counter.joules() == pytest.approx(2050e-6)
+
+
+def test_a_sensor_that_fails_meanwhile() -> None:
+    reads: list[float] = []
+
+    def watts() -> float:
+        reads.append(1.0)
+        if len(reads) == 3:
+            raise DeviceError("the energy counter of x", got="nothing")
+        return 10.0
+
+    with pytest.raises(DeviceError, match="the energy counter of x: got nothing"), sampled([PowerSensor("x", watts)]):
+        time.sleep(0.3)
+
+
+def test_a_call_takes_no_negative_energy(tmp_path: Path) -> None:
+    """An idle machine that takes more between windows than while a window waits for a step."""
+    machine = Machine(tmp_path, busy_watts=0.001, step=0.4)
+    machine.zone("intel-rapl:0", "package-0")
+    result = measure(
+        machine.window(0.1), find_counters(None, tmp_path), clock=machine.clock,
+        sleep=lambda seconds: machine.advance(seconds, 40.0 if seconds > 1 else 0.001),
+    )  # fmt: skip
+    assert result.joules is None and "package-0 (RAPL) does not tell calls from an idle machine" in str(result)
+
+
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     path = machine.zone("intel-rapl:0", "package-0")

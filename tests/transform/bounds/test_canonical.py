@@ -10,6 +10,7 @@ from ingot.driver.open import Request, open_model
 from ingot.ir.interp import interpret
 from ingot.transform.bounds.canonical import canonical
 from ingot.transform.bounds.forms import Form, Hinge, Reciprocal, Shift, Silu, Square
+from ingot.transform.bounds.rounding import Rounding
 from tests.transform.bounds.test_bounds import NETS, net_of
 
 FORMS: dict[str, tuple[type, ...]] = {
@@ -22,7 +23,7 @@ FORMS: dict[str, tuple[type, ...]] = {
 def test_it_computes_the_same(name: str) -> None:
     net, x = net_of(name)
     graph = open_model(net, Request((x,))).graph
-    core = canonical(graph)
+    core = canonical(graph, Rounding())
     rng = np.random.default_rng(0)
     for scale in (0.0, 1.0, 30.0):
         value = rng.normal(size=x.shape).astype(np.float32) * scale

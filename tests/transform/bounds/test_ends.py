@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -74,3 +75,24 @@ def test_nan_is_no_success_and_hides_none() -> None:
     assert found.success and found.y[0, 0] >= 0
     found = ingot.attack(Root(), torch.full((1, 1), -3.0), spec=[[1.0]], eps=1.0)
     assert not found.success
+
+
+@pytest.mark.parametrize("method", ["ibp", "crown"])
+def test_batch_norms_are_those_of_the_network(method: str) -> None:
+    """Scales in weights of the model's type would move a point by 1e-7, and the bounds with it."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2), nn.BatchNorm1d(2)
+    )
+    for norm in (net[1], net[5]):
+        assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
+        for values in (norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data):
+            assert values is not None
+            values.copy_(torch.rand(values.shape, generator=generator) + 0.1)
+    x, rows = torch.rand((1, 2, 4, 4), generator=generator), np.asarray([[1, 1e-12], [1e-12, 1]])
+    expected = rows @ copy.deepcopy(net).eval().double()(x.double()).detach().numpy()[0]
+    lower, upper = ingot.bounds(net.eval(), x, eps=0.0, spec=rows, method=method)
+    assert (lower <= expected).all() and (expected <= upper).all() and (upper - lower < 1e-10).all()
+    program = ingot.compile(net, (x,))(x).detach().numpy()
+    low, high = ingot.bounds(net, x, eps=0.0, numerics=True, method=method)
+    assert (low <= program).all() and (program <= high).all()

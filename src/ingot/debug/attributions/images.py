@@ -59,14 +59,18 @@ def read_image(path: Path, spec: TensorSpec, mean: Sequence[float] = (), std: Se
     """
     axes = image_axes(spec.shape[1:])
     if axes is None or not (spec.dtype == "u8" or spec.dtype[0] in "fb"):
-        raise InputError(f"an image for {spec}", expected="an input [N, 1 or 3, H, W] or [N, H, W, 1 or 3]")
+        raise InputError(
+            f"an image for {spec}", expected="an input [N, C, H, W] or [N, H, W, C] with 1, 3 or 4 channels"
+        )
     for name, values in (("--mean", mean), ("--std", std)):
         if (
             len(values) not in (0, 1, axes.channels)
             or not np.isfinite(values).all()
             or (name == "--std" and 0 in values)
         ):
-            raise InputError(name, expected=f"1 or {axes.channels} numbers, for {spec}", got=list(values))
+            count = "1 number" if axes.channels == 1 else f"1 or {axes.channels} numbers"
+            what = f"{count}, none of them 0" if name == "--std" else count
+            raise InputError(name, expected=f"{what}, for {spec}", got=list(values))
     library = _pillow(f"the image {path}")
     try:
         with open_regular(path) as file, library.open(file, formats=_FORMATS) as image:
@@ -77,9 +81,9 @@ def read_image(path: Path, spec: TensorSpec, mean: Sequence[float] = (), std: Se
     except library.DecompressionBombError as error:
         raise InputError(f"the image {path}", expected="an honest size", got=str(error)) from error
     except (OSError, SyntaxError, ValueError) as error:
-        raise InputError(
-            f"cannot read {path}", expected="an image", got="a file that is damaged or no image"
-        ) from error
+        is_damaged = not isinstance(error, OSError) or error.strerror is None  # pillow's errors have no number
+        got = "a file that is damaged or no image" if is_damaged else error.strerror
+        raise InputError(f"cannot read {path}", expected="an image", got=got) from error
     pixels = pixels.reshape(height, width, axes.channels)
     if spec.dtype != "u8":
         pixels = (pixels / 255 - np.asarray(mean or 0)) / np.asarray(std or 1)

@@ -32,6 +32,11 @@ class Machine:
         return self.capability >= 80
 
     @property
+    def multiplies_shared_memory(self) -> bool:
+        """Whether tensor cores read their operands from shared memory (wgmma, tcgen05), else from registers alone."""
+        return self.capability // 10 in (9, 10)
+
+    @property
     def starts_early(self) -> bool:
         """Whether a kernel's programs can start before those of the kernel that it waits for have ended."""
         return self.capability >= 90

@@ -17,15 +17,18 @@ from ingot.support.energy.nvml import Nvml, NvmlError
 from ingot.support.errors import DeviceError
 
 SYSFS = Path("/sys")
-_SAMPLE_SECONDS = 0.02  # between two readings of a power sensor
+_POWER_SECONDS = 0.02  # between two readings of a power sensor
+_WRAP_SECONDS = 10.0  # of a counter that wraps around: the smallest, of 65 kJ, takes a minute at 1 kW
 _BOARD_RAILS = ("VDD_IN", "POM_5V_IN")  # the rail that feeds all others, on NVIDIA's boards
 _READ_BYTES = 64
 
 
 class Counter(ABC):
-    """Joules since some point in time. name: the hardware that it measures."""
+    """Joules since some point in time. name: the hardware that it measures. sample_seconds: how often it must be read
+    so that nothing is lost; None if it need not be."""
 
     name: str
+    sample_seconds: float | None = None
 
     @abstractmethod
     def joules(self) -> float:
@@ -37,20 +40,26 @@ class FileCounter(Counter):
 
     def __init__(self, name: str, path: Path, limit: int | None) -> None:
         self.name, self._path, self._limit = name, path, limit
+        self.sample_seconds = None if limit is None else _WRAP_SECONDS
+        self._lock = threading.Lock()
         self._last, self._wrapped = _number(path), 0
 
     def joules(self) -> float:
-        value = _read(self.name, self._path)
-        if value < self._last:
-            if self._limit is None:
-                raise DeviceError(f"the energy counter of {self.name}", expected="one that counts up", got="a reset")
-            self._wrapped += self._limit
-        self._last = value
-        return (self._wrapped + value) / 1e6
+        with self._lock:
+            value = _read(self.name, self._path)
+            if value < self._last:
+                if self._limit is None:
+                    got = "a reset"
+                    raise DeviceError(f"the energy counter of {self.name}", expected="one that counts up", got=got)
+                self._wrapped += self._limit
+            self._last = value
+            return (self._wrapped + value) / 1e6
 
 
 class PowerSensor(Counter):
     """The integral of a sampled power, by the trapezoidal rule. watts: reads the current power."""
+
+    sample_seconds = _POWER_SECONDS
 
     def __init__(self, name: str, watts: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
         self.name, self._watts, self._clock = name, watts, clock
@@ -192,22 +201,25 @@ def _reason(path: Path, error: Exception) -> str:
 
 @contextmanager
 def sampled(counters: Sequence[Counter]) -> Iterator[None]:
-    """Sample power sensors in a thread inside the block."""
-    sensors = [c for c in counters if isinstance(c, PowerSensor)]
-    if not sensors:
-        yield
-        return
-    stop = threading.Event()
+    """Read each counter at least every `sample_seconds` inside the block, each in a thread. Raises DeviceError at the
+    end of the block if one could not be read."""
+    stop, errors = threading.Event(), list[DeviceError]()
 
-    def run() -> None:
-        while not stop.wait(_SAMPLE_SECONDS):
-            for sensor in sensors:
-                sensor.joules()
+    def run(counter: Counter) -> None:
+        try:
+            while not stop.wait(counter.sample_seconds):
+                counter.joules()
+        except DeviceError as error:
+            errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=run, args=[c], daemon=True) for c in counters if c.sample_seconds is not None]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]

@@ -128,7 +128,10 @@ def measure(
         watts = statistics.mean(powers[n] for powers in idle)
         joules = [(total[n][1] - watts * (total[n][0] - busy_seconds)) / calls for calls, busy_seconds, total in rows]
         median = statistics.median(joules)
-        spread = (max(joules) - min(joules)) / abs(median) if median else 0.0
+        if median <= 0:  # more was subtracted than a call takes
+            reasons.append(f"{counter.name} does not tell calls from an idle machine")
+            continue
+        spread = (max(joules) - min(joules)) / median
         results.append(CounterEnergy(counter.name, median, spread, watts, watts * call_seconds))
     return Energy(tuple(results), call_seconds, sum(calls for calls, _, _ in rows), windows, tuple(reasons), unit)
 

@@ -24,7 +24,7 @@ from ingot import ops
 from ingot.ir.dims import is_static
 from ingot.ir.node import Graph, Node, Op, Project, const, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite, rules
-from ingot.ir.types import boolean
+from ingot.ir.types import boolean, f64
 from ingot.ops.core.base import inverse
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
@@ -49,6 +49,7 @@ from ingot.transform.bounds.forms import (
     Square,
     Unknown,
 )
+from ingot.transform.bounds.rounding import Rounding
 
 _MASKED_SCORE = {
     16: -6e4,
@@ -59,17 +60,32 @@ _MAX_LARGEST_OPERANDS = 64
 _MAX_TREE_TAPS = 1 << 12  # of a maximum that is lowered to a tree
 
 
-def canonical(graph: Graph, trees: bool = True, has_winograd: bool = False) -> Graph:
+def canonical(graph: Graph, rounding: Rounding, trees: bool = True) -> Graph:
     """See the module's docstring. Constants are folded in the model's own types first, so that they equal those of the
-    program. trees: whether maxima over windows become trees of binary maxima. has_winograd: whether transposed
-    convolutions are split as the program splits them, as their parts may be computed by Winograd's algorithm."""
-    model = rewrite(fold_batch_norm(fold_constants(graph)), model_rules(), mandatory=True)
-    lowered = lower_model_ops(model)
-    core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if has_winograd else lowered))))
+    program; only batch norms stay out of rounded weights for bounds over the real numbers. trees: whether maxima over
+    windows become trees of binary maxima. rounding: with Winograd's algorithm transposed convolutions are split as the
+    program splits them, as their parts may be computed by it."""
+    folded = fold_constants(graph)
+    norms = fold_batch_norm(folded) if rounding.unit else rewrite(folded, _norm_rules(), mandatory=True)
+    lowered = lower_model_ops(rewrite(norms, model_rules(), mandatory=True))
+    core = simplify(unroll(simplify(fold_constants(split_transposed(lowered) if rounding.winograd else lowered))))
     return dce(simplify(fold_constants(rewrite(core, _core_rules(trees), mandatory=True))))
 
 
 # --- MODEL ops whose ordinary lowering would make bounds loose
+
+
+@cache
+def _norm_rules() -> RuleSet:
+    return rules(Rule("batch-norm", ops.BatchNorm, _batch_norm))
+
+
+def _batch_norm(n: Node) -> Node | None:
+    """Scales and offsets in f64, as those in the model's type are rounded."""
+    assert isinstance(n.op, ops.BatchNorm)
+    if n.dtype == f64 or not all(map(is_constant, n.inputs[1:])):
+        return None
+    return ops.cast(n.op.lower(*(ops.cast(v, f64) for v in n.inputs)), n.dtype)
 
 
 @cache

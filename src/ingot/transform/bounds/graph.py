@@ -51,7 +51,7 @@ class Question:
         InputError for symbolic sizes, results that have no bounds, and walks that take too much memory."""
         _check(graph, self)
         has_trees = self.method in ("crown", "auto", "forward")
-        core = canonical(with_spec(graph, self.spec), has_trees, self.rounding.winograd)
+        core = canonical(with_spec(graph, self.spec), self.rounding, has_trees)
         ends: dict[Node, tuple[Node, Node]] = {}
         for x, is_perturbed in zip(core.inputs, self.perturbed, strict=True):
             if is_perturbed:

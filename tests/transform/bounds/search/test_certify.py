@@ -17,8 +17,12 @@ import ingot
 from ingot.cli import app
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
+from ingot.ir.node import Graph, Input
+from ingot.ir.types import TensorType, f32
 from ingot.transform.bounds.graph import Question
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.search import certify
+from ingot.transform.bounds.search.attack import Attack, Goal, attack_program
 from ingot.transform.bounds.search.neurons import Cases, neurons_of
 from ingot.transform.bounds.search.vnnlib import parse_property
 from ingot.transform.bounds.slopes import slopes_of
@@ -96,6 +100,36 @@ def test_alternatives_boxes_and_mixed_conditions(tmp_path: Path, method: str) ->
     verdict = ingot.certify(path, parse_property(text), method=method)
     assert verdict.answer == "refuted" and verdict.counterexample is not None
     assert (verdict.counterexample[0] >= 0.89 - 1e-6).all()
+
+
+def test_many_boxes_share_their_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each set of rows is compiled once, whatever the number of boxes; and none once the time is over."""
+    made: list[str] = []
+    for name in ("attack_program", "search_graph"):
+        real = getattr(certify, name)
+        monkeypatch.setattr(certify, name, lambda *a, real=real, name=name: made.append(name) or real(*a))
+    x = "".join(f"(>= X_{i} 0)(<= X_{i} 1)" for i in range(1, 5))
+    rows = [f"(and (>= X_0 {i / 300}) (<= X_0 {(i + 1) / 300}) {x} (<= Y_0 -1e6))" for i in range(300)]
+    path = tmp_path / "net.onnx"
+    net, point = net_of("relu")
+    torch.onnx.export(net, (point,), path, dynamo=False)
+    names = "".join(f"(declare-const {v} Real)" for v in (*(f"X_{i}" for i in range(5)), "Y_0", "Y_1", "Y_2"))
+    found = parse_property(f"{names}(assert (or {''.join(rows)}))")
+    verdict = ingot.certify(path, found)
+    assert verdict.answer == "proved" and verdict.boxes == 300 and made == ["attack_program", "search_graph"]
+    verdict = ingot.certify(path, found, seconds=1e-6)
+    assert verdict.answer == "unknown" and "boxes are left" in verdict.reason and made.count("search_graph") == 1
+
+
+def test_attacks_try_all_alternatives() -> None:
+    """Of more alternatives than points, those of later runs differ; the one that can be reached is found."""
+    x = Input("x", TensorType(f32, (2,)))()
+    rows = np.stack([np.ones(2) * (1 if i == 9 else 0) for i in range(12)])
+    goal = Goal(rows, np.asarray([-1.9 if i == 9 else -1.0 for i in range(12)]), tuple((i,) for i in range(12)))
+    attack = Attack(attack_program(Graph((x,), (x,)), rows, 4, Options(threads=1)), goal, 4)
+    low, high = -np.ones(2, np.float32), np.ones(2, np.float32)
+    violations = [attack.run(low, high, steps=20, seed=2)[1] for _ in range(3)]
+    assert violations[0] > 0 and violations[2] <= 0
 
 
 def test_what_is_not_decided_is_unknown(tmp_path: Path) -> None:

@@ -112,9 +112,12 @@ NETWORK = "(vnnlib-version <2.0>)(declare-network n (declare-input X Real [2])(d
         ("(declare-const X_0 Real)(declare-const Y_0 Real)(assert (<= X_0 1))", "a lower and an upper bound"),
         ("(vnnlib-version <3.0>)", "version <2.0>"),
         (NETWORK + "(declare-network m (declare-input A Real [2])(declare-output B Real []))", "one network"),
-        (NETWORK + "(assert (<= X[2] 1))", r"an element of X\[2\]"),
-        (NETWORK + "(assert (<= X[0,0] 1))", r"an element of X\[2\]"),
-        (NETWORK + "(assert (<= Y[0] 1))", r"an element of Y\[\]"),
+        (NETWORK + "(assert (<= X[2] 1))", r"an element of X, of shape \[2\], got X\[2\]"),
+        (NETWORK + "(assert (<= X[0,0] 1))", r"an element of X, of shape \[2\]"),
+        (NETWORK + "(assert (<= Y[0] 1))", r"an element of Y, of shape \[\]"),
+        (NETWORK + "(assert (<= X[0] 1))(assert (>= X[0] 1))", r"bound of each input, got none of X\[1\]"),
+        (NETWORK + "(declare-const X_0 Real)", "without a network, got X_0"),
+        ("(declare-const X_0 Real)" + NETWORK, "one network, got variables X_i and Y_j before it"),
         ("(vnnlib-version <2.0>)(declare-network n (declare-input X Real [99999999,999]))", "elements"),
         ('(vnnlib-version <2.0>)(declare-network n (declare-hidden X Real [2] "a"))', "hidden values are not read"),
     ],
@@ -122,6 +125,11 @@ NETWORK = "(vnnlib-version <2.0>)(declare-network n (declare-input X Real [2])(d
 def test_what_is_refused(text: str, message: str) -> None:
     with pytest.raises(ingot.ImportModelError, match=message):
         parse_property(text)
+
+
+def test_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "p.vnnlib").write_bytes(b"\xef\xbb\xbf" + f"{BOX}(assert (<= Y_0 1))".encode())
+    assert len(read_property(tmp_path / "p.vnnlib").alternatives) == 1
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

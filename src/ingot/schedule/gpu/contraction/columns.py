@@ -41,9 +41,9 @@ MIN_ROWS_FOR_TERM_COPY = 1024  # below, the copy takes about as long as the prod
 TILE = 32, 64  # (terms, columns) that a program copies
 
 
-def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
+def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType, tf32: bool = False) -> bool:
     """Whether copying B pays: no vector load reads several of its columns, or of its terms where tensor cores multiply
-    them, and many rows of A use it."""
+    them, and many rows of A use it. tf32: of f32, whether they do."""
     if not _is_copyable(loops, offset):
         return False
     unit = max(1, ALIGNMENT_BYTES // dtype.nbytes)
@@ -57,7 +57,7 @@ def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
     rows, columns = (estimate(product(x.extent for x in axes)) for axes in (loops.rows, loops.cols))
     if rows < MIN_ROWS_FOR_COPY:
         return False
-    if dtype == f32 and columns > 1 and _in_memory(loops.cols)[-1].a != 1:
+    if dtype == f32 and not tf32 and columns > 1 and _in_memory(loops.cols)[-1].a != 1:
         return True
     batch_and_terms = *loops.batch, *loops.reduce
     is_vectorizable = has_aligned_runs(loops.cols, batch_and_terms) or has_aligned_runs(
@@ -67,10 +67,17 @@ def needs_column_copy(loops: Loops, offset: DimLike, dtype: DType) -> bool:
 
 
 def needs_term_copy(loops: Loops, offset: DimLike) -> bool:
-    """Whether copying B with contiguous terms pays, which tensor cores need: otherwise each number is copied to shared
-    memory by itself."""
+    """Whether copying B with contiguous terms pays: tensor cores read A and B of TF32 from shared memory if both have
+    them."""
     rows = estimate(product(x.extent for x in loops.rows))
-    return _is_copyable(loops, offset) and rows >= MIN_ROWS_FOR_TERM_COPY and _in_memory(loops.reduce)[-1].a != 1
+    is_only_b_strided = strided_terms(loops) == (False, True)
+    return _is_copyable(loops, offset) and rows >= MIN_ROWS_FOR_TERM_COPY and is_only_b_strided
+
+
+def strided_terms(loops: Loops) -> tuple[bool, bool]:
+    """Whether no terms of A, and of B, are contiguous."""
+    of_a = merge_axes(tuple(Axis(x.extent, x.a) for x in loops.reduce))
+    return of_a[-1].a != 1, _in_memory(loops.reduce)[-1].a != 1
 
 
 def _is_copyable(loops: Loops, offset: DimLike) -> bool:

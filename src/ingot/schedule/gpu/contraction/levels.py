@@ -180,11 +180,11 @@ def _level_pack(index: int, layout: Layout, loops: Loops, step: int, bits: int, 
         flat = np.ascontiguousarray(array).reshape(-1)[start:]
         steps = tuple(s * flat.itemsize for s in strides)
         levels = as_strided(flat, extents, steps, writeable=False).reshape(depth, width)
-        levels = np.pad((levels.astype(np.int16) + bias).astype(np.uint32), ((0, padded_depth - depth), (0, 0)))
+        levels = np.pad((levels.astype(np.int16) + bias).astype(np.uint8), ((0, padded_depth - depth), (0, 0)))
         blocks = levels.reshape(-1, parts, step // parts, width)
-        words = blocks[:, 0].copy()
+        words = blocks[:, 0].astype(np.uint32)
         for part in range(1, parts):
-            words |= blocks[:, part] << (part * bits)
+            words |= blocks[:, part].astype(np.uint32) << (part * bits)
         out[:] = words.reshape(-1, width).T.reshape(-1)
 
     key = f"levels{extents}{strides}{start} {step}x{parts}+{bias}"

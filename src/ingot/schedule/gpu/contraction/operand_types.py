@@ -16,10 +16,11 @@ DTYPES_EXACT_IN_F16 = (*F8_DTYPES, f8e4m3fnuz, f8e5m2fnuz)
 @dataclass(frozen=True)
 class Multiplied:
     """dtypes: of tiles of A and B; None for types without products of tiles. tf32: whether these, of f32, are cut to
-    TF32."""
+    TF32. from_registers: whether these can be read from registers alone, in any order."""
 
     dtypes: tuple[DType, DType] | None
     tf32: bool = False
+    from_registers: bool = False
 
     @staticmethod
     def of(anchor: Node, machine: Machine) -> Multiplied:
@@ -32,7 +33,8 @@ class Multiplied:
         if x != y or x not in PRODUCT_DTYPES:
             return Multiplied(None)
         assert isinstance(op, DotGeneral | Convolution)
-        return Multiplied((x, y), machine.has_tf32 and bool(op.tf32) and x == anchor.dtype == f32)
+        tf32 = machine.has_tf32 and bool(op.tf32) and x == anchor.dtype == f32
+        return Multiplied((x, y), tf32, tf32 and not machine.multiplies_shared_memory)
 
     @property
     def by_tensor_cores(self) -> bool:
@@ -40,8 +42,9 @@ class Multiplied:
 
     @property
     def needs_contiguous_terms(self) -> bool:
-        """Whether tensor cores read the operands from shared memory only if their terms are contiguous."""
-        return self.by_tensor_cores and self.dtypes is not None and self.dtypes[0].bits != 16
+        """Whether tensor cores read the operands only if their terms are contiguous in shared memory."""
+        is_ordered = self.by_tensor_cores and not self.from_registers
+        return is_ordered and self.dtypes is not None and self.dtypes[0].bits != 16
 
 
 __all__ = ["Multiplied"]

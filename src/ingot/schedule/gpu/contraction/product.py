@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, ReleaseConsumers, Tile
+from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import DType
@@ -43,7 +43,13 @@ from ingot.schedule.gpu.blocks import (
 )
 from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
 from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
-from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes, needs_column_copy, needs_term_copy
+from ingot.schedule.gpu.contraction.columns import (
+    columns_step,
+    copy_bytes,
+    needs_column_copy,
+    needs_term_copy,
+    strided_terms,
+)
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
 from ingot.schedule.gpu.contraction.levels import MIN_TERMS, Levels, levels_of
 from ingot.schedule.gpu.contraction.operand_types import Multiplied
@@ -165,19 +171,18 @@ class _Product:
             pack is None
             and packed_levels is None
             and dtypes is not None
-            and (needs_term_copy(loops, b.offset) if tf32 else needs_column_copy(loops, b.offset, y.dtype))
-        )
-        if (
-            machine.has_box_copies
-            and packed_levels is None
-            and multiplied.by_tensor_cores
-            and dtypes == (x.dtype, y.dtype)
-        ):
-            b_source = (
-                (0, Arg("pack", 0)) if pack else (0, Arg("temp", 0)) if needs_copy else (b.offset, Arg("in", b_at))
+            and (
+                needs_term_copy(loops, b.offset)
+                if tf32 and multiplied.needs_contiguous_terms
+                else needs_column_copy(loops, b.offset, y.dtype, tf32)
             )
-            box_loops = packed_loops(loops, axes) if pack or needs_copy else loops
-            boxes = boxes_of(box_loops, multiplied, (a.offset, Arg("in", a_at)), b_source)
+        )
+        read_loops = packed_loops(loops, axes) if pack or needs_copy else loops
+        is_of_operands = dtypes == (x.dtype, y.dtype) and packed_levels is None
+        if machine.has_box_copies and multiplied.by_tensor_cores and is_of_operands:
+            b_copy = (0, Arg("pack" if pack else "temp", 0))
+            b_source = b_copy if pack or needs_copy else (b.offset, Arg("in", b_at))
+            boxes = boxes_of(read_loops, multiplied, (a.offset, Arg("in", a_at)), b_source)
         fixed_step, packed_halves = 0, 1
         if packed_levels is not None:
             levels = packed_levels.levels
@@ -189,6 +194,7 @@ class _Product:
             m, n, depth, batch, dtype, fixed_step=fixed_step, packed_halves=packed_halves,
             allows_boxes=boxes is not None, is_a_transposed=boxes is not None and boxes[0].is_transposed,
             costly_ops=costly_ops, epilogue_bytes=epilogue_bytes, tf32=tf32,
+            has_strided_terms=multiplied.needs_contiguous_terms and any(strided_terms(read_loops)),
         )  # fmt: skip
         site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
         tiling = decided(site, machine, Tiling)
@@ -199,18 +205,9 @@ class _Product:
             b = _Operand(packed_levels.levels.buffer, 0)
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
             return _Product(
-                group,
-                anchor,
-                a,
-                b,
-                loops,
-                tiling,
-                site,
-                dtypes,
-                packed_levels.packs,
-                packed_levels.arguments(),
+                group, anchor, a, b, loops, tiling, site, dtypes, packed_levels.packs, packed_levels.arguments(),
                 packed_levels.levels,
-            )
+            )  # fmt: skip
         if pack is None and not needs_copy:
             return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes, tf32=tf32)
         if not has_other_users(body, body.inputs[b_at], anchor):
@@ -382,8 +379,17 @@ class _Product:
         acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, product(x.extent for x in self.loops.reduce), t.depth)
 
+        # Triton overlaps the loads of words and rows with products, but not those of a few bytes
+        first = tile.parameters(top, begin)
+        held = {i: register(top, "held", value) for i, value in enumerate(first) if not isinstance(value, Lit)}
+
         def k_step(block: Block, k_index: Expr) -> None:
-            for part, w in enumerate(tile.weights(block, k_index, dtype)):
+            own = {i: block.let(k.load(x, ZERO), "p") for i, x in held.items()}
+            parameters = [own.get(i, value) for i, value in enumerate(first)]
+            following = tile.parameters(block, k.add(k_index, integer(t.depth)))
+            for i, x in held.items():
+                block.store(x, ZERO, following[i])
+            for part, w in enumerate(tile.weights(block, k_index, parameters, dtype)):
                 x = k.cast(tile.terms(block, self.a.buffer, a_rows, k_index, part), dtype)
                 x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (tile.size, t.columns))
                 block.store(acc, ZERO, k.tile_product(x, w, k.load(acc, ZERO)))

@@ -45,8 +45,8 @@ class TileOfLevels:
     def _extents(self) -> tuple[int, ...]:
         return static_shape(tuple(x.extent for x in self.loops.reduce))
 
-    def weights(self, block: Block, at: Expr, dtype: DType) -> list[Expr]:
-        """B's tile of each part of the k-step at `at`, rounded once to `dtype`."""
+    def weights(self, block: Block, at: Expr, parameters: Sequence[Expr], dtype: DType) -> list[Expr]:
+        """B's tile of each part of the k-step at `at`, rounded once to `dtype`. parameters: those of the k-step."""
         levels = self.levels
         word = k.add(k.binary("div", at, integer(levels.parts)), k.lane_indices(self.size, 0))
         row_words = levels.row_words(prod(self._extents))
@@ -55,34 +55,38 @@ class TileOfLevels:
         column = offset_of(self.columns, [prod(extents[i + 1 :]) * row_words for i in range(len(extents))])
         place = block.let(ix.add(word, column), "place")
         words = read_at(block, levels.buffer, place, all_of(live, self.in_bounds))
-        known = [self._parameters(block, at, part) for part in range(1 if levels.has_one_scale else levels.parts)]
-        zeros, scales = zip(*(known * (levels.parts // len(known))), strict=True)
+        count = levels.parts * 2 // len(parameters)
+        zeros, scales = ([*parameters[i::2]] * count for i in range(2))
         tiles = zip(levels.differences(block, words, zeros), scales, strict=True)
         return [block.let(k.cast(k.mul(level, k.cast(scale, f32)), dtype), "w") for level, scale in tiles]
+
+    def parameters(self, block: Block, at: Expr) -> list[Expr]:
+        """The zeros and scales of a k-step or, if a block has several, of each of its parts: a zero, a scale, ..."""
+        found: list[Expr] = []
+        for part in range(1 if self.levels.has_one_scale else self.levels.parts):
+            term, live = self._term(block, at, part, 0)
+            index = [block.let(e, "i") for e in ix.delinearize(term, self._extents, {})]
+            found += [self._parameter(block, p, index, live) for p in self.levels.parameters]
+        return found
 
     def terms(self, block: Block, a: Buffer, rows: Expr, at: Expr, part: int) -> Expr:
         """A's tile of a part. rows: the offsets of its rows."""
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.a) for x in self.loops.reduce))
-        term, live = self._term(block, at, part, 1)
+        term, inside = self._term(block, at, part, 1)
+        live = None if prod(self._extents) % self.depth == 0 else inside
         index = ix.delinearize(term, tuple(x.extent for x in axes), {})
         return read_at(block, a, ix.add(rows, offset_of(index, [x.a for x in axes])), live)
 
-    def _term(self, block: Block, at: Expr, part: int, axis: int) -> tuple[Expr, Expr | None]:
-        """The numbers of the terms of a part, and the mask of those in bounds."""
+    def _term(self, block: Block, at: Expr, part: int, axis: int) -> tuple[Expr, Expr]:
+        """The numbers of the terms of a part, and the mask of those in bounds, as none is behind the last k-step."""
         words, lane = self.levels.words, k.lane_indices(self.size, axis)
         if self.size > words:
             blocks, place = k.binary("div", lane, integer(words)), k.binary("rem", lane, integer(words))
             lane = k.add(k.mul(blocks, integer(self.levels.step)), place)
         term, depth = block.let(k.add(k.add(at, integer(part * words)), lane), "k"), prod(self._extents)
-        return term, None if depth % self.depth == 0 else block.let(k.binary("lt", term, integer(depth)), "inside")
+        return term, block.let(k.binary("lt", term, integer(depth)), "inside")
 
-    def _parameters(self, block: Block, at: Expr, part: int) -> list[Expr]:
-        """The zeros and scales of a part's terms."""
-        term, live = self._term(block, at, part, 0)
-        index = [block.let(e, "i") for e in ix.delinearize(term, self._extents, {})]
-        return [self._parameter(block, p, index, live) for p in self.levels.parameters]
-
-    def _parameter(self, block: Block, p: Parameter, index: Sequence[Expr], live: Expr | None) -> Expr:
+    def _parameter(self, block: Block, p: Parameter, index: Sequence[Expr], live: Expr) -> Expr:
         if not isinstance(p.source, Buffer):
             return p.source
         base = ix.add(integer(p.offset), offset_of(self.columns, p.columns))

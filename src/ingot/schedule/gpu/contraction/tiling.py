@@ -23,12 +23,16 @@ from ingot.support.dataclass import dataclass
 
 MIN_STEPS_PER_PART = 4
 MAX_PARTS = 64
+MAX_OPEN_ROWS, MAX_OPEN_PARTS = 16, 4  # likely rows of an open number that are split, and parts: more may come
 MAX_STAGES = 6
 MAX_STAGES_OF_LEVELS = 3  # whose k-steps are longer
 STEP_BYTES = 128  # of a row of a k-step's tile: a line of the cache
 TF32_RATE_RATIO = 0.5  # of products of f32 cut to TF32 to those of 16 bits
 ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
 ROW_STEP_ELEMENTS = 4096  # elements of all B operands per k-step for a single row, if B's columns are contiguous
+ROW_LEVELS = 1 << 15  # of all B operands per k-step for a single row
+MIN_ROW_LEVELS_STEP, MAX_ROW_LEVELS_STEP = 1024, 8192  # terms of such a k-step, the only one if there are no more
+MAX_PADDING = 1.2  # terms of all k-steps beside those that there are
 MIN_ROWS_FOR_BOXES = 512  # below, setting up a box copy costs more than it saves
 START_US = 1.2  # until a program's first operands have arrived
 EPILOGUE_US_PER_ELEMENT = 4.5e-4  # of a warp's share of the tile
@@ -67,6 +71,13 @@ _TILES_F32 = (
     _Tile(128, 64, 8, 1.7e5, 1.5e5), _Tile(64, 128, 8, 1.7e5, 1.5e5), _Tile(64, 64, 4, 1.7e5, 1.3e5),
     _Tile(32, 64, 4, 1.4e5, 1.05e5), _Tile(64, 32, 4, 1.15e5, 0.87e5), _Tile(32, 32, 4, 1.08e5, 0.63e5),
 )  # fmt: skip
+# TF32 with strided terms. Warp groups multiply what lies in shared memory, to which each number would be copied by
+# itself, eight of a warp into one bank; products of single warps, at half the rate, read registers, which are loaded
+# from any order without conflicts. By counts of instructions and banks
+_TILES_BY_REGISTERS = (
+    _Tile(64, 64, 2, 1.4e6, 3.5e5), _Tile(32, 64, 2, 1e6, 2.5e5), _Tile(64, 32, 2, 1e6, 2.5e5),
+    _Tile(32, 32, 2, 7e5, 1.7e5),
+)  # fmt: skip
 MAX_TILE_AREA = 128 * 256
 MAX_ELEMENTS_PER_WARP = 192 * 32  # of a tile of two pieces, which registers hold without spills
 MIN_ROWS_OF_PIECE = 64  # of a tile of two pieces: a warp group's instruction multiplies so many
@@ -85,7 +96,7 @@ class ProductShape:
     elements of packed B. products: contractions of the kernel, which share A. allows_boxes: operands can be copied by
     the bulk copy engine. is_a_transposed: A's columns are contiguous. costly_ops: ops of the epilogue that take many
     instructions. epilogue_bytes: that the epilogue reads and writes for an element. tf32: operands of f32 are cut to
-    TF32.
+    TF32. has_strided_terms: no terms of A, or of B, are contiguous.
     """
 
     rows: DimLike
@@ -103,6 +114,7 @@ class ProductShape:
     costly_ops: int = 0
     epilogue_bytes: int = 2
     tf32: bool = False
+    has_strided_terms: bool = False
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -126,7 +138,8 @@ class ProductShape:
 
     def candidates(self, machine: Machine) -> list[Tiling]:
         """Tilings, the fastest by the cost model first."""
-        tilings = self._single_row_tilings(machine) if self.is_single_row else self._tile_tilings(machine)
+        row_tilings = self._row_of_levels_tilings if self.packed_halves > 1 else self._single_row_tilings
+        tilings = row_tilings(machine) if self.is_single_row else self._tile_tilings(machine)
         return [*dict.fromkeys(self._of_levels(t, machine) if self.fixed_step else t for t in tilings)]
 
     def _of_levels(self, t: Tiling, machine: Machine) -> Tiling:
@@ -187,10 +200,13 @@ class ProductShape:
         return -(-m // t.rows) * -(-n // t.columns) * count
 
     def _max_parts(self, step: int, boxes: int = 0) -> int:
-        is_known = is_static((self.rows, self.columns, self.depth, self.batch))
+        if not is_static((self.columns, self.depth, self.batch)):
+            return 1
         min_steps = 2 if self.is_single_row else MIN_STEPS_PER_PART
         max_parts = MAX_BOXED_PARTS if boxes else MAX_PARTS
-        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts)) if is_known else 1
+        if not is_static((self.rows,)):
+            max_parts = MAX_OPEN_PARTS if estimate(self.rows) <= MAX_OPEN_ROWS else 1
+        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts))
 
     def _single_row_tilings(self, machine: Machine) -> Iterator[Tiling]:
         n, count, length = map(estimate, (self.columns, self.batch, self.depth))
@@ -207,6 +223,22 @@ class ProductShape:
             yield Tiling(1, width, step, 4, 3, parts)
             if number == 0:
                 yield from (Tiling(1, width, step, 8, 3, parts), Tiling(1, width, step, 4, 3, max(1, parts // 2)))
+
+    def _row_of_levels_tilings(self, machine: Machine) -> Iterator[Tiling]:
+        """A thread loads 16 bytes of words of each of a program's columns, for which it keeps the row's terms."""
+        n, count, length = map(estimate, (self.columns, self.batch, self.depth))
+        longest = min(power_of_two(length), MAX_ROW_LEVELS_STEP)
+        while longest > MIN_ROW_LEVELS_STEP and -(-length // longest) * longest > MAX_PADDING * length:
+            longest //= 2
+        longest = max(longest, self.block)
+        width = 1 << max(1, 2 * n * count * self.products // (3 * machine.processors)).bit_length() - 1
+        for step, scale in ((longest, 1), (longest, 2), (longest // 2, 1), (longest // 2, 2)):
+            if step % self.block:
+                continue
+            columns = max(1, min(width, ROW_LEVELS // step) // scale // self.products)
+            warps = max(1, min(8, step // (8 * self.packed_halves * 32)))
+            parts = max(1, min(machine.processors // (-(-n // columns) * count), self._max_parts(step)))
+            yield Tiling(1, columns, step, warps, 3, parts)
 
     def _contiguous_tile(self, columns: int, length: int, machine: Machine) -> tuple[int, int]:
         """(columns, k-step) of a program for a single row, if B's `columns` columns are contiguous."""
@@ -230,7 +262,8 @@ class ProductShape:
             product = BoxedProduct(m, n, length, count, self.dtype.nbytes, self._step, self.epilogue_bytes, rate)
             if self.costly_ops == 0 and product.is_fitted:
                 return [t for t in product.tilings(machine) if self.admits(t, machine)]
-        tiles = _TILES if self.has_tensor_cores else _TILES_F32
+        by_registers = self.tf32 and self.has_strided_terms
+        tiles = _TILES_BY_REGISTERS if by_registers else _TILES if self.has_tensor_cores else _TILES_F32
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
             for rank, tile in enumerate(tiles):
@@ -241,7 +274,9 @@ class ProductShape:
                     if parts > 1 and programs * parts > max_programs:
                         break
                     a, b = min(tile.rows, max(16, power_of_two(m))), min(tile.columns, max(16, power_of_two(n)))
-                    depth, stages, resident = self._pipeline(a, b, programs * parts, length // parts, boxes, machine)
+                    depth, stages, resident = self._pipeline(
+                        (a, b), tile.warps, programs * parts, length // parts, boxes, machine
+                    )
                     if stages == 1 and tile != tiles[-1]:
                         break
                     microseconds = self._microseconds(tile, programs, parts, resident, machine)
@@ -256,13 +291,13 @@ class ProductShape:
         return max(16 if self.dtype.bits > 8 else 32, min(step, power_of_two(estimate(self.depth))))
 
     def _pipeline(
-        self, a: int, b: int, programs: int, length: int, boxes: int, machine: Machine
+        self, sides: tuple[int, int], warps: int, programs: int, length: int, boxes: int, machine: Machine
     ) -> tuple[int, int, int]:
         """(k-step, stages, programs resident on a multiprocessor) for `programs` programs of `length` terms each.
         Shared memory that a program does not need is left to others."""
-        step, shared = self._step, machine.shared_bytes * 7 // 8
+        (a, b), step, shared = sides, self._step, machine.shared_bytes * 7 // 8
         waves, by_registers = -(-programs // machine.processors), 2 * machine.registers // (a * b)
-        max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS))
+        max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS * max(1, 4 // warps)))
         step_bytes = (a + b) * step * self.dtype.nbytes
         fits = 2 * step * 4 <= length and 2 * step_bytes * 4 * max_resident <= shared
         if boxes and step * max(2, self.dtype.nbytes) == STEP_BYTES and a * b <= 64 * 128 and fits:

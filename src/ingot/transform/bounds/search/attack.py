@@ -42,32 +42,38 @@ class Goal:
         """[points, rows] -> [points, alternatives]: the largest excess over a limit; reached if it is <= 0. NaN reaches
         nothing."""
         excess = np.nan_to_num(margins.astype(np.float64) - self.limits, nan=np.inf, posinf=np.inf, neginf=-np.inf)
-        excesses = [excess[:, list(a)].max(1) if a else np.full(len(excess), -np.inf) for a in self.alternatives]
-        return np.stack(excesses, 1)
+        return self._of_alternatives(np.maximum, excess, -np.inf)
 
     def is_excluded(self, above: np.ndarray) -> np.ndarray:
         """[boxes, rows] -> [boxes]: whether no alternative is possible. above: rows proved above their limit."""
-        return np.logical_and.reduce([above[:, list(a)].any(1) for a in self.alternatives])
+        return np.logical_and.reduce(self._of_alternatives(np.logical_or, above, False), axis=1)
+
+    def _of_alternatives(self, merge: np.ufunc, values: np.ndarray, identity: float | bool) -> np.ndarray:
+        """[points, rows] -> [points, alternatives]: the values of each alternative's rows, merged."""
+        padded = np.concatenate([values, np.full((len(values), 1), identity, values.dtype)], 1)
+        rows = np.concatenate([(*a, -1) for a in self.alternatives])
+        starts = np.cumsum([0, *(len(a) + 1 for a in self.alternatives[:-1])])
+        return merge.reduceat(padded[:, rows], starts, axis=1)
 
 
 def check_seed(seed: int) -> None:
     check_number("seed", seed, "a whole number from 0", lambda v: 0 <= v < 1 << 63, whole=True)
 
 
+def attack_program(graph: Graph, rows: np.ndarray, points: int, options: Options) -> CompiledModel:
+    """The program of attacks on a graph of one perturbed input and one result: see `_step_graph`."""
+    return CompiledModel(compiled_program(_step_graph(graph, rows, points), options), threads=options.threads)
+
+
 class Attack:
-    """A compiled attack on a graph of one perturbed input and one result.
+    """An attack by the program of a goal's rows for this number of points."""
 
-    points: the batch size.
-    """
-
-    def __init__(self, graph: Graph, goal: Goal, points: int, options: Options) -> None:
+    def __init__(self, program: CompiledModel, goal: Goal, points: int) -> None:
         self.goal, self.points = goal, points
-        self.x = graph.inputs[0].type
         self.nearest: np.ndarray | None = None  # the best point of all runs, and its violation
         self.least = np.inf
-        self._program = CompiledModel(
-            compiled_program(_step_graph(graph, goal.rows, points), options), threads=options.threads
-        )
+        self._program = program
+        self._first_alternative = 0  # of the first point of the next descent
 
     def run(self, lower: np.ndarray, upper: np.ndarray, *, steps: int, seed: int) -> tuple[np.ndarray, float]:
         """The best point visited in a box and its violation, at most 0 if the goal is reached. Starts at the center and
@@ -87,9 +93,12 @@ class Attack:
 
     def descend(self, points: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int) -> tuple[np.ndarray, float]:
         """Like `run` from these starting points, each in its own box or all in one."""
-        dtype, count = lower.dtype, len(self.goal.alternatives)
+        dtype, alternatives, first = lower.dtype, self.goal.alternatives, self._first_alternative
         width = (upper - lower).astype(np.float64)
-        chosen = np.arange(self.points) % count
+        is_wanted = np.zeros((self.points, len(self.goal.rows)), bool)  # by each point
+        for i, wanted in enumerate(is_wanted):
+            wanted[list(alternatives[(first + i) % len(alternatives)])] = True
+        self._first_alternative = (first + self.points) % len(alternatives)  # all have their turn
         best, least = points[0].astype(dtype), np.inf
         worst = np.zeros(self.points, np.int64)
         for step in range(steps + 1):  # the first finds the rows to descend
@@ -106,16 +115,8 @@ class Attack:
             if step:
                 rate = _FIRST_STEP * 0.04 ** ((step - 1) / max(steps, 1))
                 points = points - _direction(slopes) * width * rate
-            worst = self._worst_rows(margins, chosen)
+            worst = np.where(is_wanted, margins.astype(np.float64) - self.goal.limits, -np.inf).argmax(1)
         return best, least
-
-    def _worst_rows(self, margins: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        excess = margins.astype(np.float64) - self.goal.limits
-        masked = np.full_like(excess, -np.inf)
-        for i, alternative in enumerate(self.goal.alternatives):
-            rows = np.ix_(chosen == i, list(alternative))
-            masked[rows] = excess[rows]
-        return masked.argmax(1)
 
 
 def _direction(slopes: np.ndarray) -> np.ndarray:
@@ -183,7 +184,8 @@ def attack_model(
     rows = rows_of(graph, label, spec)
     goal = Goal(rows, np.zeros(len(rows)), tuple((i,) for i in range(len(rows))))
     low, high = box.intervals[0]
-    point, _ = Attack(graph, goal, points, options).run(low, high, steps=steps, seed=seed)
+    descent = Attack(attack_program(graph, rows, points, options), goal, points)
+    point, _ = descent.run(low, high, steps=steps, seed=seed)
     program = CompiledModel(compiled_program(graph, options), threads=options.threads)
     y = np.asarray(program.run([point])[0])
     margin = float((rows @ y.reshape(-1).astype(np.float64)).min())

@@ -27,18 +27,20 @@ from ingot.runtime.program import Program
 from ingot.support import progress
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import InputError, check_number
-from ingot.transform.bounds.graph import Question
+from ingot.transform.bounds.graph import Bounded, Question
 from ingot.transform.bounds.narrow import in_parts
+from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.run import as_compiled, rounded, rounding_of
-from ingot.transform.bounds.search.attack import Attack, Goal, check_seed
+from ingot.transform.bounds.search.attack import Attack, Goal, attack_program, check_seed
 from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
-from ingot.transform.bounds.search.neurons import Cases, neurons_of
+from ingot.transform.bounds.search.neurons import Cases, Neurons, neurons_of
 from ingot.transform.bounds.search.vnnlib import Alternative, Property
-from ingot.transform.bounds.slopes import slopes_of
+from ingot.transform.bounds.slopes import Slopes, slopes_of
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
 _BATCH_BOXES = 128  # bounded in one call
 _ATTACK_STEPS = 50
+_ATTACK_SHARE = 0.5  # of the time, for the attacks before any proof
 _ATTACK_BATCHES = 6  # of boxes, from one attack on the whole box to the next
 _STEPS_IN_BOXES = 3
 PLAIN_BOXES = 2048  # before a program with better bounds is compiled
@@ -123,6 +125,61 @@ def static_checked_graph(graph: Graph, property_: Property) -> Graph:
     return graph
 
 
+class _Programs:
+    """The programs for goals of the same rows of the graph's result, each compiled when it is needed."""
+
+    def __init__(self, graph: Graph, rows: np.ndarray, method: str, numerics: bool, options: Options) -> None:
+        self.graph, self.rows, self.method, self.numerics, self.options = graph, rows, method, numerics, options
+        self.bound_options = replace(options, precision="float32", activations="float32")
+        self._bounds: dict[tuple[int, bool], CompiledModel] = {}
+
+    @cached_property
+    def attack(self) -> CompiledModel:
+        return attack_program(self.graph, self.rows, _BATCH_BOXES, self.options)
+
+    @cached_property
+    def rounding(self) -> Rounding:
+        return rounding_of(self.graph, self.numerics, self.options)
+
+    @cached_property
+    def bounded(self) -> Bounded:
+        return self._bounded(self.rows)
+
+    def _bounded(self, rows: np.ndarray | None) -> Bounded:
+        of_program = as_compiled(self.graph, self.options)
+        graph = in_parts(of_program) if self.numerics else self.graph
+        return Question((True,), self.method, rows, self.rounding).of(graph)
+
+    def bounds(self, count: int, is_improved: bool = False) -> CompiledModel:
+        """See `search_graph`."""
+        key = count, is_improved
+        if key not in self._bounds:
+            program = compiled_program(search_graph(self.bounded, *key), self.bound_options)
+            self._bounds[key] = CompiledModel(program, threads=self.options.threads)
+        return self._bounds[key]
+
+    @cached_property
+    def slopes(self) -> Slopes:
+        return slopes_of(self.bounded, self.bound_options)
+
+    @cached_property
+    def neurons(self) -> Neurons | None:
+        return neurons_of(self._bounded(None), self.bound_options)
+
+
+@dataclass(frozen=True, eq=False)
+class _Task:
+    """A goal that no input of a box may reach, and the programs for its rows."""
+
+    programs: _Programs
+    goal: Goal
+    box: Alternative
+
+    @cached_property
+    def attack(self) -> Attack:
+        return Attack(self.programs.attack, self.goal, _BATCH_BOXES)
+
+
 class Search:
     def __init__(
         self,
@@ -150,21 +207,33 @@ class Search:
         return CompiledModel(self.compiled, threads=self.options.threads)
 
     def run(self) -> Verdict:
-        groups = list(self.groups())
-        goals = [(_goal_of(g), g[0]) for g in groups]
-        attacks = [Attack(_with_input_rows(self.graph, goal), goal, _BATCH_BOXES, self.options) for goal, _ in goals]
+        tasks = list(self.tasks())
         progress.report("attack")
-        for attack, (goal, box) in zip(attacks, goals, strict=True):  # cheap, before any proof
-            if (verdict := self.attack(attack, goal, box, self.seed)) is not None:
+        for task in tasks:  # cheap, before any proof
+            if (verdict := self.attack(task, self.seed)) is not None:
                 return verdict
+            if time.monotonic() > self.started + _ATTACK_SHARE * self.seconds:
+                break
         reasons: list[str] = []
-        for attack, (goal, box) in zip(attacks, goals, strict=True):
-            verdict = self.prove(attack, goal, box)
+        for task in tasks:
+            verdict = self.prove(task)
             if verdict is not None and verdict.answer == REFUTED:
                 return verdict
             if verdict is not None:
                 reasons.append(verdict.reason)
         return self.verdict(UNKNOWN, reasons[0]) if reasons else self.verdict(PROVED)
+
+    def tasks(self) -> Iterator[_Task]:
+        """A task for each box."""
+        programs: dict[tuple[int, bytes], _Programs] = {}
+        for group in self.groups():
+            goal = _goal_of(group)
+            rows = goal.rows
+            key = rows.shape[1], rows.tobytes()
+            if key not in programs:
+                graph = _with_input_rows(self.graph, goal)
+                programs[key] = _Programs(graph, rows, self.method, self.numerics, self.options)
+            yield _Task(programs[key], goal, group[0])
 
     def groups(self) -> Iterator[list[Alternative]]:
         """The alternatives, grouped by box."""
@@ -187,12 +256,12 @@ class Search:
 
     # --- counterexamples
 
-    def attack(self, attack: Attack, goal: Goal, box: Alternative, seed: int) -> Verdict | None:
-        lower, upper = self.inner_ends(box)
+    def attack(self, task: _Task, seed: int) -> Verdict | None:
+        lower, upper = self.inner_ends(task.box)
         if (lower > upper).any():  # no float lies in the box
             return None
-        point, violation = attack.run(lower, upper, steps=_ATTACK_STEPS, seed=seed)
-        return self.counterexample(goal, box, point) if violation <= 0 else None
+        point, violation = task.attack.run(lower, upper, steps=_ATTACK_STEPS, seed=seed)
+        return self.counterexample(task, point) if violation <= 0 else None
 
     def inner_ends(self, box: Alternative) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the box, rounded inwards to the input's type."""
@@ -201,8 +270,9 @@ class Search:
             rounded(box.upper, self.x.dtype, -1).reshape(self.shape),
         )
 
-    def counterexample(self, goal: Goal, box: Alternative, point: np.ndarray) -> Verdict | None:
+    def counterexample(self, task: _Task, point: np.ndarray) -> Verdict | None:
         """REFUTED if the compiled model confirms the point, else None."""
+        goal, box = task.goal, task.box
         flat = point.reshape(-1).astype(np.float64)
         if not ((flat >= box.lower) & (flat <= box.upper)).all():
             return None
@@ -218,22 +288,14 @@ class Search:
 
     # --- proofs
 
-    def prove(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
-        """None if no input of the box reaches the goal, else a verdict."""
-        graph = _with_input_rows(self.graph, goal)
-        rounding = rounding_of(graph, self.numerics, self.options)
-        of_program = as_compiled(graph, self.options)
-        graph = in_parts(of_program) if self.numerics else graph
-        options = replace(self.options, precision="float32", activations="float32")
-        bounded = Question((True,), self.method, goal.rows, rounding).of(graph)
+    def prove(self, task: _Task) -> Verdict | None:
+        """None if no input of the task's box reaches its goal, else a verdict."""
+        if self.is_late:  # before a program is compiled
+            return self.verdict(UNKNOWN, f"boxes are left after {self.seconds:g} s")
+        programs, goal, box = task.programs, task.goal, task.box
         is_wide = int((box.upper > box.lower).sum()) > _MAX_SPLIT_ELEMENTS
-        count = min(bounded.boxes, _MAX_WIDE_BOXES if is_wide else _BATCH_BOXES)
-
-        def compiled(is_improved: bool) -> CompiledModel:
-            program = compiled_program(search_graph(bounded, count, is_improved), options)
-            return CompiledModel(program, threads=self.options.threads)
-
-        bounds, boxes_before_improving = compiled(False), self.boxes + PLAIN_BOXES
+        count = min(programs.bounded.boxes, _MAX_WIDE_BOXES if is_wide else _BATCH_BOXES)
+        bounds, boxes_before_improving = programs.bounds(count), self.boxes + PLAIN_BOXES
         ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
         lower, upper = ends
         limits = goal.limits
@@ -244,12 +306,12 @@ class Search:
                 return self.verdict(UNKNOWN, f"{len(lower)} boxes are left after {self.seconds:g} s")
             if lower.nbytes + upper.nbytes > _MAX_WAITING_BYTES:
                 return self.verdict(UNKNOWN, f"{len(lower)} boxes are left, more than memory should hold")
-            if self.boxes > boxes_before_improving and can_improve(bounded):
-                bounds, boxes_before_improving = compiled(True), math.inf
+            if self.boxes > boxes_before_improving and can_improve(programs.bounded):
+                bounds, boxes_before_improving = programs.bounds(count, is_improved=True), math.inf
             lows, highs, lower, upper = lower[-count:], upper[-count:], lower[:-count], upper[:-count]
             batches += 1
             if batches % _ATTACK_BATCHES == 0:
-                verdict = self.attack(attack, goal, box, self.seed + batches // _ATTACK_BATCHES)
+                verdict = self.attack(task, self.seed + batches // _ATTACK_BATCHES)
                 if verdict is not None:
                     return verdict
             rows, influence = self.bound(bounds, lows, highs, count)
@@ -257,17 +319,16 @@ class Search:
             is_open = ~goal.is_excluded(rows > limits)
             if batches == 1 and is_open.any() and is_wide and self.method != "ibp":
                 box_ends = [v[0].reshape(self.shape) for v in (lows, highs)]
-                improved, hinge_ends = slopes_of(bounded, options).run(box_ends, limits, _SLOPE_STEPS, self.deadline)
+                improved, hinge_ends = programs.slopes.run(box_ends, limits, _SLOPE_STEPS, self.deadline)
                 rows = np.fmax(rows, improved)
                 is_open = ~goal.is_excluded(rows > limits)
-                neurons = neurons_of(Question((True,), self.method, None, rounding).of(graph), options)
-                if neurons is not None and is_open.any():
-                    return self.prove_cases(Cases(neurons, box_ends, hinge_ends), goal, rows[0], limits)
+                if is_open.any() and programs.neurons is not None:
+                    return self.prove_cases(Cases(programs.neurons, box_ends, hinge_ends), goal, rows[0], limits)
             progress.report(f"{self.boxes} boxes, {len(lower)} left")
             lows, highs, influence, rows = lows[is_open], highs[is_open], influence[is_open], rows[is_open]
             if not len(lows):
                 continue
-            if (counterexample := self.attack_boxes(attack, goal, box, lows, highs)) is not None:
+            if (counterexample := self.attack_boxes(task, lows, highs)) is not None:
                 return counterexample
             self.boxes += splits.learn(lows, highs, rows, partial(self.lower_bounds, bounds, count))
             halves = splits.halves(lows, highs, influence)
@@ -301,13 +362,11 @@ class Search:
         lower_bounds, influence = bounds.run([self.padded(v, count) for v in (lows, highs)])
         return lower_bounds[: len(lows)], influence[: len(lows)].reshape(len(lows), -1)
 
-    def attack_boxes(
-        self, attack: Attack, goal: Goal, box: Alternative, lows: np.ndarray, highs: np.ndarray
-    ) -> Verdict | None:
+    def attack_boxes(self, task: _Task, lows: np.ndarray, highs: np.ndarray) -> Verdict | None:
         """A counterexample in the remaining boxes, after a few steps from their centers."""
         lower, upper = (self.padded(v, _BATCH_BOXES) for v in (lows, highs))
-        point, violation = attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
-        return self.counterexample(goal, box, point) if violation <= 0 else None
+        point, violation = task.attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
+        return self.counterexample(task, point) if violation <= 0 else None
 
     def padded(self, flat: np.ndarray, count: int) -> np.ndarray:
         """[boxes, elements] as [count, *x], padded with the first box."""

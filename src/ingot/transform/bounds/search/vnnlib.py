@@ -68,7 +68,7 @@ def read_property(path: str | os.PathLike[str]) -> Property:
     try:
         if path.stat().st_size > _MAX_BYTES:
             _refuse(path, f"a file of at most {_MAX_BYTES >> 20} MiB", f"{path.stat().st_size >> 20} MiB")
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ImportModelError(f"property {path}", expected="a readable VNN-LIB file", got=str(error)) from None
     return parse_property(text, str(path))
@@ -160,8 +160,8 @@ class _Reader:
 
     def declare(self, variable: str) -> None:
         match = re.fullmatch(r"([XY])_(\d{1,9})", variable)
-        if match is None:
-            _refuse(self.name, "variables X_i of inputs and Y_j of results", variable)
+        if match is None or self.tensors:
+            _refuse(self.name, "variables X_i of inputs and Y_j of results, without a network", variable)
         kind, index = match.group(1), int(match.group(2))
         if (kind, index) in self.declared:
             _refuse(self.name, f"one declaration of {variable}", "another")
@@ -169,8 +169,9 @@ class _Reader:
         self.sizes[kind] = max(self.sizes[kind], self.element(index, _MAX_ELEMENTS) + 1)
 
     def network(self, parts: Sequence[object]) -> None:
-        if self.tensors:
-            _refuse(self.name, "one network", "several", "write a property of one network's inputs and results")
+        if self.tensors or self.declared:
+            got = "several" if self.tensors else "variables X_i and Y_j before it"
+            _refuse(self.name, "one network", got, "write a property of one network's inputs and results")
         for part in parts[1:]:
             match part:
                 case ["declare-input" | "declare-output" as what, str(variable), str(element), str(shape), *rest]:
@@ -286,7 +287,7 @@ class _Reader:
             kind = self.tensors[name]
             position, shape = self.numbers(bracket + indices) if bracket else (), self.shapes[kind]
             if len(position) != len(shape) or any(i >= d for i, d in zip(position, shape, strict=True)):
-                _refuse(self.name, f"an element of {name}{list(shape)}", atom)
+                _refuse(self.name, f"an element of {name}, of shape {list(shape)}", atom)
             return Condition({(kind, int(np.ravel_multi_index(position, shape)) if shape else 0): 1.0}, 0.0)
         match = re.fullmatch(r"([XY])_(\d{1,9})", atom)
         if match is None or (match.group(1), int(match.group(2))) not in self.declared:
@@ -294,6 +295,12 @@ class _Reader:
         return Condition({(match.group(1), int(match.group(2))): 1.0}, 0.0)
 
     # --- alternatives
+
+    def input_name(self, element: int) -> str:
+        tensor = next((name for name, kind in self.tensors.items() if kind == "X"), None)
+        if tensor is None:
+            return f"X_{element}"
+        return f"{tensor}{list(map(int, np.unravel_index(element, self.shapes['X'])))}"
 
     def alternative(self, conditions: Sequence[Condition]) -> Alternative | None:
         """The alternative of a conjunction; None if no input satisfies it."""
@@ -312,8 +319,8 @@ class _Reader:
             else:
                 lower[element] = max(lower[element], _quotient(float(condition.limit), factor, -np.inf))
         if not (np.isfinite(lower).all() and np.isfinite(upper).all()):
-            missing = np.flatnonzero(~(np.isfinite(lower) & np.isfinite(upper)))
-            _refuse(self.name, "a lower and an upper bound of each input", f"none of X_{missing[0]}")
+            first = int(np.flatnonzero(~(np.isfinite(lower) & np.isfinite(upper)))[0])
+            _refuse(self.name, "a lower and an upper bound of each input", f"none of {self.input_name(first)}")
         if (lower > upper).any():
             return None
         if len(rows) * sum(self.sizes.values()) > _MAX_CONDITIONS * 16:
