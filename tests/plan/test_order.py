@@ -6,7 +6,7 @@ from ingot import ops
 from ingot.ir.node import Graph, Input, Node, Op, topological
 from ingot.ir.types import TensorType, f32
 from ingot.ops.group import Group
-from ingot.plan.order import overlap_exchanges, shortest_lifetimes
+from ingot.plan.order import overlap_exchanges, results_of_inputs_first, shortest_lifetimes
 from ingot.plan.storage import assign
 
 
@@ -78,3 +78,15 @@ def test_what_waits_for_an_exchange_comes_behind_what_does_not() -> None:
     (a, c), (b, d) = sums
     assert [n for n in results if isinstance(n.op, ops.AllReduce)] == [a, b, c, d]
     assert results.index(outputs[0]) > results.index(d)
+
+
+def test_results_that_need_inputs_alone_come_first() -> None:
+    kind = TensorType(f32, (4,))
+    a, b, x = (Input(label, kind)() for label in "abx")
+    copies = [ops.Neg()(i) for i in (a, b)]
+    y = ops.Mul()(ops.Exp()(x), copies[0])
+    z = ops.Mul()(y, copies[1])
+    order = topological([a, b, x, z, *copies])
+    assert order.index(copies[1]) > order.index(y)
+    sorted_order = results_of_inputs_first(order, lambda n: n.inputs, {z, *copies}.__contains__)
+    assert sorted_order[:5] == [a, b, x, *copies] and sorted_order[5:] == [ops.Exp()(x), y, z]

@@ -27,6 +27,7 @@ from ingot.passes.core.simplify import simplify
 from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.storage.aligned_rows import align_rows
 from ingot.passes.core.storage.nest_concats import nest_concats
+from ingot.passes.core.storage.reshaped_concats import concat_before_reshapes
 from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
@@ -37,6 +38,7 @@ from ingot.passes.model.fuse_attention import fuse_attention
 from ingot.passes.model.linear_order import order_linear
 from ingot.passes.model.lower import lower_model_ops
 from ingot.passes.model.merge_matmuls import merge_matmuls
+from ingot.passes.model.shared_heads import share_gradients
 from ingot.pipeline.build import optimize
 from ingot.pipeline.target import NamedPass, Options
 from ingot.support.dataclass import dataclass
@@ -114,6 +116,7 @@ def common_passes(
         return in_bodies(graph, lambda body: optimize(body, passes, outer=symbols))
 
     return (
+        ("shared_heads", share_gradients),  # before attention's results are transposed
         *choices.target_passes,
         # on MODEL ops, while they still have their names
         ("bound_sizes", bound),
@@ -147,6 +150,7 @@ def common_passes(
         *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
         *((("narrow_caches", partial(narrow_caches, types=choices.widens)),) if choices.narrow_caches else ()),
         *((("indexed_caches", indexed_caches),) if choices.narrow_caches else ()),
+        ("reshaped_concats", concat_before_reshapes),
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),
         *((("aligned_rows", aligned),) if choices.row_alignment_bytes > 1 else ()),

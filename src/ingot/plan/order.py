@@ -30,6 +30,19 @@ def shortest_lifetimes(roots: Sequence[Node], needs: Callable[[Node], Sequence[N
     return topological(ordered_roots, lambda n: sorted(needs(n), key=lambda i: -weight[i]))
 
 
+def results_of_inputs_first(
+    order: Sequence[Node], needs: Callable[[Node], Sequence[Node]], is_result: Callable[[Node], bool]
+) -> list[Node]:
+    """A topological order like `order`, but results that need inputs alone come first. They extend no lifetime, and the
+    kernels of many of them (copies of weights in another type) can share a launch.
+
+    y = f(x), b = copy(a), z = g(y), d = copy(c)   ->   b = copy(a), d = copy(c), y = f(x), z = g(y)
+    """
+    inputs = [n for n in order if n.is_leaf]
+    first = [n for n in order if not n.is_leaf and is_result(n) and all(i.is_leaf for i in needs(n))]
+    return list(dict.fromkeys((*inputs, *first, *order)))
+
+
 def overlap_exchanges(
     order: Sequence[Node], needs: Callable[[Node], Sequence[Node]], is_exchange: Callable[[Node], bool]
 ) -> list[Node]:

@@ -17,15 +17,16 @@ from math import gcd
 from ingot import ops
 from ingot.ir.dims import estimate, is_computed, product, symbols_of
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Input, Node, free_symbols, rebuild, topological
+from ingot.ir.node import Graph, Input, Node, Project, free_symbols, rebuild, topological
 from ingot.ir.types import static_shape
 from ingot.ops.core.base import Category, category, is_contraction, operands_in_result
 from ingot.ops.group import Group
 from ingot.ops.views import base_of, strided_base
 from ingot.plan.in_place import Pairs, can_overwrite, in_place, updated_operand
-from ingot.plan.order import overlap_exchanges, shortest_lifetimes
+from ingot.plan.order import overlap_exchanges, results_of_inputs_first, shortest_lifetimes
 from ingot.support.dataclass import dataclass
 
+_STRIDED_RESULTS = ("attention_gradients",)  # kinds of groups that store each of several results by its layout
 CACHE_LINE_BYTES = 64
 CONFLICT_STRIDE_BYTES = 1024  # rows at multiples of it share at most 4 of the 64 sets of a first-level cache
 
@@ -84,6 +85,14 @@ def assign(graph: Graph, pairs: Pairs = ()) -> Storage:
     raise AssertionError("each copy settles one operand")
 
 
+def _stores_by_layout(value: Node) -> bool:
+    """Whether what computes a value can store it in memory of another one."""
+    if isinstance(value.op, Project):
+        group = value.inputs[0].op
+        return isinstance(group, Group) and group.kind in _STRIDED_RESULTS
+    return isinstance(value.op, Group) or value.op.holds_operands
+
+
 class _Assignment:
     def __init__(self, graph: Graph, pairs: Pairs):
         self.graph = graph
@@ -109,7 +118,7 @@ class _Assignment:
             if not node.op.holds_operands:
                 continue
             for i, (operand, inner) in enumerate(_operand_layouts(node, place.layout)):
-                is_movable = (isinstance(operand.op, Group) or operand.op.holds_operands) and operand not in self.places
+                is_movable = _stores_by_layout(operand) and operand not in self.places
                 is_unfit = not is_movable or operand in self.outputs or not self._is_readable(operand, inner)
                 sizes = _runtime_sizes(inner)
                 # the halo would be at a different offset in each run
@@ -150,6 +159,8 @@ class _Assignment:
             order = min((self.graph.nodes(), shortest_lifetimes(roots, needs)), key=self._peak_bytes)
         else:
             order = self.graph.nodes()
+        outputs = {*self.graph.outputs}
+        order = results_of_inputs_first(order, needs, outputs.__contains__)
         return tuple(overlap_exchanges(order, needs, _is_exchange) if any(map(_is_exchange, order)) else order)
 
     def _peak_bytes(self, order: Sequence[Node]) -> int:

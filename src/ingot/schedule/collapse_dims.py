@@ -228,17 +228,26 @@ def without_reshapes(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tu
     """A row group whose reshapes of inputs and results are expressed as strides:
 
     out = reshape(softmax(reshape(x)))   ->   out = softmax(x), both with the layouts of the inner shape
+    out = convert(reshape(softmax(x)))   ->   out = convert(softmax(x))
 
     None if there are no such reshapes."""
     body, ins, changed = reshaped_inputs(body, ins, rows.shape)
     results, layouts = list(body.outputs), list(outs)
-    for i, n in enumerate(body.outputs):
+    for i, n in enumerate(map(_reshape_last, body.outputs)):
         lay = outs[i].reshape(n.inputs[0].shape) if reshapes(n, rows) else None
         if lay is not None:
             results[i], layouts[i] = n.inputs[0], lay
     if not changed and results == list(body.outputs):
         return None
     return body.with_outputs(tuple(results)), ins, tuple(layouts)
+
+
+def _reshape_last(n: Node) -> Node:
+    """f(reshape(x)) -> reshape(f(x)) for a function of each element"""
+    if category(n.op) is not Category.ELEMENTWISE or len(n.inputs) != 1:
+        return n
+    x = _reshape_last(n.inputs[0])
+    return Reshape(n.shape)(n.op(x.inputs[0], loc=n.loc)) if isinstance(x.op, Reshape) else n
 
 
 def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tuple[Graph, Layouts, bool]:

@@ -18,9 +18,9 @@ from tests.passes.check import arg, graph, random_inputs
 POLICY = FusionPolicy(computes_rows=False, pools_images=False, joins_row_results=True, joins_epilogues=True)
 
 
-def kinds(g: Graph) -> list[tuple[str, int]]:
+def kinds(g: Graph, policy: FusionPolicy = POLICY) -> list[tuple[str, int]]:
     """The kind of each group and how many results it has; the values are those of the graph."""
-    fused = fuse(g, POLICY)
+    fused = fuse(g, policy)
     inputs = random_inputs(g, {})
     for got, want in zip(interpret(fused, inputs), interpret(g, inputs), strict=True):
         np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-5, atol=1e-5)
@@ -91,7 +91,26 @@ def gate_gradients(g: Node) -> tuple[Node, Node]:
 def test_costly_work_on_other_values_is_no_further_result_of_a_product() -> None:
     fused = fuse(graph(*gate_gradients(dot(X, W))), replace(POLICY, widens_values=True))
     groups = [(n.op.kind, len(n.types)) for n in fused.nodes() if isinstance(n.op, Group)]
-    assert groups == [("contraction", 1), ("pointwise", 1), ("pointwise", 1)]  # each has a logistic function
+    assert groups == [("contraction", 1), ("pointwise", 2)]  # with a logistic function
+
+
+def test_a_long_function_of_another_value_is_no_epilogue_of_a_product() -> None:
+    """A gradient of GELU is, but where its product is what the function is of, or nothing else is read."""
+
+    def slope(x: Node) -> Node:
+        density = ops.Exp()(ops.mul(ops.Mul()(x, x), -0.5))
+        share = ops.mul(ops.add(ops.Erf()(ops.mul(x, 0.7)), 1.0), 0.5)
+        return ops.Add()(ops.Mul()(ops.mul(density, 0.4), x), share)
+
+    other, product = arg("y", 4, 8), dot(X, W)
+    for y, kernels in (
+        (ops.Mul()(product, slope(other)), ["contraction", "pointwise"]),
+        (ops.Mul()(other, slope(product)), ["contraction"]),
+        (ops.Mul()(product, ops.Tanh()(other)), ["contraction"]),
+    ):
+        limited = replace(POLICY, max_costly_epilogue=8)
+        assert [kind for kind, _ in kinds(graph(y), limited)] == kernels
+        assert [kind for kind, _ in kinds(graph(y))] == ["contraction"]
 
 
 def test_a_value_that_only_the_joined_groups_read_is_not_stored() -> None:

@@ -8,7 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import Shape, TensorType, f32
+from ingot.ir.types import Shape, TensorType, bf16, f32
 from ingot.ops.group import Group
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
@@ -167,3 +167,32 @@ def test_a_residual_sum_and_the_norm_behind_it_are_one_kernel(width: int) -> Non
     data = [np.random.default_rng(0).standard_normal((4, width)).astype(np.float32) for _ in range(2)]
     for got, want in zip(interpret(fused, data), interpret(graph, data), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_values_by_the_elements_of_one_operand_are_one_kernel() -> None:
+    """The gradients of both operands of a product by element read the gradient of its result once."""
+    g = ops.DotGeneral(((), ()), ((1,), (0,)))(row("x", (4, 4)), row("w", (4, 6)))
+    a, b = row("a"), row("b")
+    left, right = ops.Tanh()(ops.Mul()(g, a)), ops.Exp()(ops.Mul()(g, b))
+    turned = ops.Abs()(ops.Transpose((1, 0))(g))  # other elements of it
+    later = ops.Abs()(ops.Mul()(g, left))
+    inputs = [n for n in Graph((), (g, a, b)).nodes() if isinstance(n.op, Input)]
+    graph = Graph(tuple(inputs), (left, right, turned, later, g))
+    fused = fuse(graph, ROWS)
+    counts = sorted(len(n.types) for n in fused.nodes() if isinstance(n.op, Group) and n.op.kind == "pointwise")
+    assert counts == [1, 3]
+    data = [np.random.default_rng(i).standard_normal(n.shape).astype(np.float32) for i, n in enumerate(inputs)]
+    for want, got in zip(interpret(graph, data), interpret(fused, data), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_norm_that_is_read_as_a_matrix_joins_its_moments() -> None:
+    x = row("x", (2, 3, 8))
+    mean = ops.mul(ops.Reduce("sum", (2,))(x), 1 / 8)
+    centered = ops.Sub()(x, ops.BroadcastInDim(x.shape, (0, 1))(mean))
+    y = ops.Convert(bf16)(
+        ops.reshape(ops.Mul()(centered, ops.BroadcastInDim(x.shape, (2,))(row("scale", (8,)))), (6, 8))
+    )
+    inputs = [n for n in Graph((), (y,)).nodes() if isinstance(n.op, Input)]
+    (group,) = (n for n in fuse(Graph(tuple(inputs), (y, mean)), ROWS).nodes() if isinstance(n.op, Group))
+    assert group.op.kind == "rows" and len(group.types) == 2  # type: ignore[union-attr]

@@ -58,3 +58,19 @@ def test_the_results_of_both_passes(case: tuple) -> None:
         "query_gradients",
         "key_gradients",
     ]
+
+
+@pytest.mark.parametrize("shape", [(2, 37, 48), (2, 37, 1, 3, 16)])
+def test_gradients_are_stored_where_they_are_joined(shape: tuple[int, ...]) -> None:
+    """Those of queries, keys and values that one projection made are parts of the gradient of its result."""
+    q, k, v, g = (Input(label, TensorType(f32, (2, 3, 37, 16)))() for label in "qkvg")
+    y, sums = ops.AttentionWithSums("upper_left", 0.3)(q, k, v).results
+    gradients = ops.AttentionGradients("upper_left", 0.3, by_row=True)(q, k, v, g, y, sums).results
+    joined = ops.Concat(2)(*(ops.reshape(x, shape) for x in gradients))
+    # a part that is a result of its own has memory of its own
+    for outputs, kernels in ((ops.Tanh()(joined),), 4), ((ops.Tanh()(joined), gradients[1]), 5):
+        graph = Graph((q, k, v, g), outputs)
+        data = [np.random.default_rng(i).normal(size=n.shape).astype(np.float32) for i, n in enumerate(graph.inputs)]
+        for got, want in zip(run_checked(graph, data, H100), interpret(graph, data), strict=True):
+            np.testing.assert_allclose(got, want, atol=1e-5)
+        assert len(planned(graph, H100)[1]) == kernels

@@ -10,12 +10,13 @@ import pytest
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import Shape, TensorType, dtype_of, f32, static_shape
+from ingot.ir.types import Shape, TensorType, dtype_of, f16, f32, static_shape
 from ingot.schedule.gpu.blocks import Group
 from ingot.schedule.gpu.machine import H100
-from ingot.schedule.gpu.rows import _RowTiles
+from ingot.schedule.gpu.rows import _RowTiles, lower_rows
 from ingot.schedule.row_box import rows_of
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100 as TARGET
@@ -127,3 +128,31 @@ def test_sums_of_nothing(shape: tuple[int, ...]) -> None:
     """Places in the box are told by divisions, of which none is by 0."""
     checked(ops.Reduce("sum", (0, 1)), floats(*shape))
     checked(ops.Reduce("max", (1, 2)), floats(4, *shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "names"),
+    [((4000, 40), (0,), ["parts", "rows"]), ((3, 70000), (1,), ["parts", "rows"]), ((200, 96), (1,), ["rows"])],
+)
+def test_results_that_wait_for_no_sum_are_stored_as_it_is_computed(
+    shape: tuple[int, ...], dims: tuple[int, ...], names: list[str]
+) -> None:
+    """The gradient of a bias and that of what it was added to, which reads each element once."""
+    x = Input("x", TensorType(f32, shape))()
+    y = ops.Abs()(ops.Mul()(x, x))
+    half = ops.Convert(f16)(y)
+    total = ops.Reduce("sum", dims)(y)
+    share = ops.Div()(y, ops.BroadcastInDim(shape, tuple({0, 1}.difference(dims)))(total))
+    data = floats(*shape)
+    for outputs, waits in ((half, total), False), ((half, total, share), True):
+        body = Graph((x,), outputs)
+        rows = rows_of(body)
+        assert rows is not None
+        layouts = [Layout.contiguous(static_shape(n.shape)) for n in (x, *outputs)]
+        low = lower_rows(body, (layouts[0],), tuple(layouts[1:]), H100)
+        assert [step.kernel.name for step in low.steps] == names
+        stores = [sum(f"out{i}[" in show_kernel(step.kernel) for step in low.steps) for i in range(len(outputs))]
+        assert stores == [1] * len(outputs)
+        assert waits or len(low.steps) == 1 or "in0[" not in show_kernel(low.steps[-1].kernel)
+        for got, want in zip(run_checked(body, [data], TARGET), interpret(body, [data]), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-3 if got.dtype == np.float16 else 1e-4)

@@ -7,6 +7,11 @@ the new node. Convolutions request channels last; pointwise ops, pads, slices, c
 their operands (`CoreOp.permuted`); transposes only change the permutation. All other ops request the original order,
 and so do ops that enlarge an output (a segmentation's resize), so that a small value is transposed, and updates of the
 state, so that they are in place. Transposes of short rows before reductions of long ones are executed.
+
+    reshape(transpose(rotate(transpose(attention_gradients(..)))))   ->   reshape(rotate(attention_gradients(..)))
+
+Attention that is trained reads and writes its operands with the heads behind the rows, as projections have them, so
+that the rotations of queries and keys, and the gradients of these, need no copies for products.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from ingot.ops.core.base import Category, CoreOp, Pairs, Perm, category, inverse
 
 MAX_IMAGE_CHANNELS = 4  # an input of so few channels is not transposed
 _MAX_SHORT_ROW = 8  # elements of half a vector
+_TRAINED_ATTENTION = ops.AttentionWithSums, ops.AttentionGradients
 
 
 class _Layouts:
@@ -84,9 +90,9 @@ def _is_channels_last_input(n: Node) -> bool:
 
 
 def assign_layouts(graph: Graph) -> Graph:
-    """Put convolutions, images that are stored channels last and the ops that follow them into this order (see
-    module)."""
-    if not has_images(graph):
+    """Put convolutions, images that are stored channels last and the ops that follow them into this order, and what
+    stands between projections and attention that is trained into the order of the projections (see module)."""
+    if not has_images(graph) and not any(isinstance(n.op, _TRAINED_ATTENTION) for n in graph.nodes()):
         return graph
     w = _Layouts(_enlarging(graph) | _updating(graph), _row_transposes(graph))
     for n in graph.nodes():

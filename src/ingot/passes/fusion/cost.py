@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ingot import ops
-from ingot.ir.node import Node
+from ingot.ir.dims import estimate
+from ingot.ir.node import Node, topological
 from ingot.ir.types import Shape
+from ingot.ops.core.base import is_contraction
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.fusion.groups import is_free, is_pointwise, source_of
 from ingot.passes.fusion.policy import FusionPolicy
@@ -55,6 +59,28 @@ def repeats_cheaply(node: Node, policy: FusionPolicy) -> bool:
     source = source_of(x.inputs[0]) if isinstance(x.op, ops.Convert) else x
     is_wider = source is not x and source.is_leaf and source.dtype.bits < node.dtype.bits
     return policy.widens_values and is_wider and isinstance(node.op, ops.Logistic | ops.Exp)
+
+
+def outlasts_product(members: Iterable[Node], product: Node, policy: FusionPolicy) -> bool:
+    """Whether `members`, and what is computed by element for them, take longer behind the main loop of a product, which
+    waits for what it loads there, than in a kernel of their own: many ops, with a costly function of another value of
+    the product's size (a gradient of GELU)."""
+    if not is_contraction(product):
+        return False
+    nodes, reads_another = list(dict.fromkeys(members)), False
+    for n in nodes:  # grows in the loop
+        for i in n.inputs if len(nodes) <= policy.max_ops else ():
+            if is_pointwise(i) or is_free(i):
+                nodes += [i] if i not in nodes else []
+            elif i is not product and len(i.types) == 1:
+                reads_another |= 2 * estimate(i.type.size) > estimate(product.type.size)
+    work = [n for n in nodes if isinstance(n.op, Elementwise) and not isinstance(n.op, ops.Convert)]
+    if not reads_another or len(work) <= policy.max_costly_epilogue:
+        return False
+    behind = {product}
+    for n in topological(nodes, lambda n: [i for i in n.inputs if i in nodes]):
+        behind |= {n} if not behind.isdisjoint(n.inputs) else set()
+    return any(n.op.costly and n not in behind for n in work)
 
 
 def gathers_rows(node: Node) -> bool:

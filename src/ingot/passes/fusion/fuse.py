@@ -37,6 +37,7 @@ from ingot.passes.fusion.cost import (
     is_cheap_chain,
     is_row_transpose,
     long_dims,
+    outlasts_product,
     reads_leaves,
     repeats_cheaply,
     widens_table,
@@ -293,10 +294,9 @@ class _Fusion:
         else:
             has_no_loop = g.anchor is None and not g.reductions and len(node.types) == 1
             is_epilogue = node.op.takes_epilogue and self._is_aligned(g, node, allows_transposes=True)
-            can_join = has_no_loop and (
-                is_epilogue or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None
-            )
-            can_join = can_join and not self._stores_scattered(g, node)
+            is_view = is_epilogue or pull_back(g.root, node, Layout.contiguous(g.root.shape)) is not None
+            can_join = has_no_loop and is_view and not self._stores_scattered(g, node)
+            can_join = can_join and not outlasts_product(g.members, node, self.policy)
             if can_join:
                 self._anchor(g, node)
         if can_join:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ingot.support.dataclass import dataclass
 
 
@@ -40,6 +42,8 @@ class FusionPolicy:
         element that reads them, as a kernel of its own costs more.
     loads_channels: whether depthwise convolutions and kernels' gradients load vectors of channels: transposed images
         are copied for them, and images that are given are read without their padding.
+    max_costly_epilogue: the most ops by element, with a costly function among them, that follow a product in its kernel
+        if they read another value of its size.
     joins_epilogues: whether what is computed by element from a stored result is another result of its kernel.
     """
 
@@ -63,6 +67,7 @@ class FusionPolicy:
     computes_updates: bool = False
     stores_narrow_results: bool = False
     joins_row_results: bool = False
+    max_costly_epilogue: int = sys.maxsize
     joins_epilogues: bool = False
     widens_values: bool = False
     repeats_vectors: bool = False

@@ -100,7 +100,7 @@ def _shares_rows(producer: Node, reader: Node) -> bool:
     if len(boxes := _boxes(producer) | _boxes(reader)) != 1:
         return False
     ((box, reduced),) = boxes
-    if not _boxes(reader) and (reader.shape != box or max(_long_dims_at(box), default=0) not in reduced):
+    if not _boxes(reader) and (reader.type.size != product(box) or max(_long_dims_at(box), default=0) not in reduced):
         return False  # a row whose elements are apart is better stored element by element than row by row
     result_dims = tuple(d for d in range(len(box)) if d not in reduced and box[d] != 1)
     if _long_dims(producer.shape) != tuple(box[d] for d in result_dims):

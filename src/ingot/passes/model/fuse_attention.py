@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from ingot import ops
-from ingot.ir.dims import DimLike
 from ingot.ir.node import Graph, Node, splat_of
 from ingot.ir.rewrite import Rule, RuleSet, rewrite
 from ingot.ir.types import Shape, boolean
 from ingot.passes.constants import is_finite
+from ingot.passes.model.shared_heads import SHARED_HEADS, divides, without_repeats
 from ingot.passes.view_chains import VIEW_CHAINS
 from ingot.support.dataclass import dataclass
 
@@ -36,10 +36,7 @@ class _Scores:
 
 def fuse_attention(graph: Graph) -> Graph:
     """matmul(softmax(scores), v) -> attention (see module)"""
-    attention_rules = RuleSet(
-        (Rule("attention", ops.MatMul, _attention), Rule("shared-heads", ops.Attention, _ungrouped_attention))
-    )
-    return rewrite(graph, VIEW_CHAINS + attention_rules)
+    return rewrite(graph, VIEW_CHAINS + RuleSet((Rule("attention", ops.MatMul, _attention), *SHARED_HEADS)))
 
 
 def _attention(n: Node) -> Node | None:
@@ -69,32 +66,15 @@ def _attention(n: Node) -> Node | None:
         q, k, v = (ops.Reshape((1, *x.shape))(x) for x in (q, k, v))
         mask = None if mask is None else ops.Reshape((1, *mask.shape))(mask) if mask.type.rank == 3 else mask
     q, k, v = map(_tidy, (q, k, v))
-    k, v = _ungroup(k, v, q.shape[1])
+    k, v = without_repeats(k, v)
     shapes_match = (
-        q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] and _divides(k.shape[1], q.shape[1])
+        q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] and divides(k.shape[1], q.shape[1])
     )
     if q.type.rank != 4 or not shapes_match:
         return None
     operands = (q, k, v) if mask is None else (q, k, v, mask)
     out = ops.Attention("none", scores.scale, scores.softcap, guard == "nan")(*operands, loc=n.loc)
     return ops.reshape(out, n.shape)
-
-
-def _ungrouped_attention(n: Node) -> Node | None:
-    """attention with keys and values repeated for groups of query heads -> attention without"""
-    q, k, v, *mask = n.inputs
-    ungrouped = _ungroup(k, v, q.shape[1])
-    return (
-        None
-        if ungrouped == (k, v) or not _divides(ungrouped[0].shape[1], q.shape[1])
-        else n.op(q, *ungrouped, *mask, loc=n.loc)
-    )
-
-
-def _divides(heads: DimLike, queries: DimLike) -> bool:
-    if heads == queries:
-        return True
-    return isinstance(heads, int) and isinstance(queries, int) and heads > 0 and queries % heads == 0
 
 
 def _unguard(p: Node) -> tuple[Node, str]:
@@ -249,31 +229,3 @@ def _tidy(n: Node) -> Node:
             if isinstance(new, Node):
                 return new
     return n
-
-
-def _ungroup(k: Node, v: Node, heads: DimLike) -> tuple[Node, Node]:
-    """Keys and values before they were repeated for the query heads of their group."""
-    a, b = _unrepeat(k), _unrepeat(v)
-    if a is None or b is None or a.shape[1] != b.shape[1]:
-        return k, v
-    return a, b
-
-
-def _unrepeat(x: Node) -> Node | None:
-    """reshape[B,H*r,S,D](broadcast[B,H,r,S,D](y[B,H,1,S,D])) -> y[B,H,S,D]"""
-    if not isinstance(x.op, ops.Reshape) or not isinstance(x.inputs[0].op, ops.BroadcastInDim):
-        return None
-    wide = x.inputs[0]
-    op = wide.op
-    assert isinstance(op, ops.BroadcastInDim)
-    if wide.type.rank != 5 or x.type.rank != 4:
-        return None
-    batch, heads, _, length, depth = wide.shape
-    if x.shape[0] != batch or x.shape[2:] != (length, depth):
-        return None
-    (y,) = wide.inputs
-    if op.dims == (0, 1, 3, 4):
-        return y if y.shape == (batch, heads, length, depth) else None
-    if op.dims == (0, 1, 2, 3, 4) and y.shape == (batch, heads, 1, length, depth):
-        return ops.Reshape((batch, heads, length, depth))(y)
-    return None

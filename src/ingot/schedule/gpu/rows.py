@@ -79,7 +79,8 @@ def _lower_split(group: Group, rows: Rows, machine: Machine, parts: int) -> Lowe
         outputs = {n: _allocate_partials(n, product(rows.kept_shape) * parts, temps) for n in level}
         steps.append(_RowTiles(group, rows, machine, parts, partials, parts).fold_parts(outputs))
         partials = {**partials, **outputs}
-    is_box = any(product(n.shape) == product(rows.shape) for n in group.body.outputs)
+    stored = _RowTiles(group, rows, machine, parts).early_results
+    is_box = any(product(n.shape) == product(rows.shape) for n in group.body.outputs if n not in stored)
     steps.append(_RowTiles(group, rows, machine, parts, partials, parts if is_box else 1).finish())
     return Lowered(tuple(steps), tuple(temps))
 
@@ -252,13 +253,25 @@ class _RowTiles:
         coordinates = dict(zip((*self.rows.kept_dims, *self.rows.reduced), (*self.row_index, *inner), strict=True))
         return tuple(coordinates[d] for d in range(len(self.rows.shape))), columns.in_bounds
 
+    @cached_property
+    def early_results(self) -> frozenset[Node]:
+        """The results of the full box that depend on no reduction: the first of several traversals stores them."""
+        if self.has_full_rows:
+            return frozenset()
+        reductions = {*reductions_of(self.group.body)}
+        return frozenset(
+            n for n in self.group.body.outputs if self._is_full(n) and reductions.isdisjoint(topological([n]))
+        )
+
     def _fold(self, level: Sequence[Node]) -> list[Fold]:
-        """Reduce the program's elements."""
+        """Reduce the program's elements. The first level also stores what it knows."""
         folds = [Fold.of(self.top, n, self.tile, self.has_full_rows) for n in level]
+        stored = self.early_results if level == reduction_levels(self.group.body)[0] else frozenset[Node]()
 
         def visit(b: Block, index: Index, live: Expr | None) -> None:
             for fold in folds:
                 fold.add(b, self.em.value(b, fold.operand, index, live), index, live)
+            self._store_elements(b, index, live, stored)
 
         self._for_each_tile(self.top, visit)
         return folds
@@ -269,25 +282,25 @@ class _RowTiles:
         self.em.bind(fold.node, Leaf(lambda b, index, mask: result, home=self.top))
 
     def _store(self) -> None:
-        block, results = self.top, [*self.group.results]
-        full = [end for end in results if self._is_full(end[0])]
+        block, full = self.top, frozenset(n for n in self.group.body.outputs if self._is_full(n)) - self.early_results
         live = self.span.in_bounds
         if self.programs > 1:  # one value per row: only the first part stores it
             live = block.let(mask_and(live, k.binary("eq", self.part, ZERO)), "once")
-        for root, buffer, layout in results:
+        for root, buffer, layout in self.group.results:
             if not self._is_full(root):
                 index = reshape_index(block, root.shape, self.rows.kept_shape, self.row_index)
                 write(block, self.em, root, buffer, layout, index, None, live)
+        if full:
+            self._for_each_tile(block, lambda b, index, live: self._store_elements(b, index, live, full))
 
-        def visit(b: Block, index: Index, live: Expr | None) -> None:
-            for root, buffer, layout in full:
+    def _store_elements(self, b: Block, index: Index, live: Expr | None, roots: frozenset[Node]) -> None:
+        """Store the elements of results of the full box at an index."""
+        for root, buffer, layout in self.group.results:
+            if root in roots:
                 source = self._box_source(root)
                 root_index = reshape_index(b, root.shape, self.rows.shape, index)
                 source_index = index if source is not root else root_index  # the tile's values are computed already
                 write(b, self.em, source, buffer, layout, source_index, live, self.span.in_bounds, root_index)
-
-        if full:
-            self._for_each_tile(block, visit)
 
     def _is_full(self, root: Node) -> bool:
         """Whether a result has the size of the full box, perhaps reshaped, instead of one value per row."""

@@ -102,6 +102,41 @@ def test_parts_of_a_tensor_are_views_that_are_not_kept(parts: Callable[[Tensor],
         torch.testing.assert_close(got, want)
 
 
+def _saved(forward: fx.GraphModule) -> list[str]:
+    """Types and shapes of what is saved but for inputs."""
+    (end,) = forward.graph.find_nodes(op="output")
+    values = [n.meta["val"] for n in end.args[0][1:] if n.op != "placeholder"]
+    return sorted(f"{str(v.dtype)[6:]}{[*v.shape]}" for v in values)
+
+
+def test_keys_are_kept_as_they_were_before_they_are_repeated_for_groups_of_heads() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.sin().view(2, 3, 4, 4).transpose(1, 2)
+        keys = y[:, :, None].expand(2, 4, 3, 3, 4).reshape(2, 12, 3, 4).half()
+        return keys.sin() * keys.exp().float()
+
+    x = torch.randn(2, 3, 16)
+    forward, _, (got,) = partition_of(f, x)
+    assert _saved(forward) == ["float16[2, 3, 16]"]
+    leaf = x.requires_grad_()
+    torch.testing.assert_close(got, torch.autograd.grad(f(leaf).sum(), leaf)[0])
+
+
+def test_a_projection_is_kept_in_place_of_its_parts() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        q, k, v = (part.view(2, 3, 2, 4).transpose(1, 2) for part in (x @ w).split(8, 2))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v) * q.exp()
+
+    x, w = torch.randn(2, 3, 8), torch.randn(8, 24)
+    forward, _, matches = partition_of(f, x, w)
+    saved = _saved(forward)
+    assert any(s in saved for s in ("float32[6, 24]", "float32[2, 3, 24]")) and "float32[2, 2, 3, 4]" in saved
+    assert saved.count("float32[2, 2, 3, 4]") == 1  # attention's result
+    leaves = [x.requires_grad_(), w.requires_grad_()]
+    for got, want in zip(matches, torch.autograd.grad(f(*leaves).sum(), leaves), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_values_of_no_input_are_computed_again_but_not_drawn_again() -> None:
     def f(x: Tensor) -> Tensor:
         place = torch.arange(6)

@@ -8,15 +8,18 @@ The minimal cut is torch's (min_cut_rematerialization_partition). Before it, rew
     native_batch_norm_backward(.., mean, variance, .., train=True)   ->   with None for the two, as they are not read
     a = x * 2; b = x * 2              ->   only a; torch's pass for this imports Inductor, which takes half a second
     y = f(p); copy_(p, z)             ->   f(clone(p)), which is saved where needed: backward would read z as p
+    _to_copy(expand(x), f16)          ->   expand(_to_copy(x, f16))
 
-Views are never saved, as recomputing them is free, while saving a view of a channels-last image would copy it.
+Views of saved values are not saved, as recomputing them is free, while saving a view of a channels-last image would
+copy it. Nor are keys that are repeated for groups of heads, nor the three parts of a projection.
 Random draws inside a checkpoint are always saved: recomputing would draw other numbers.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -41,6 +44,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
     _ask_results(joint.graph)
     _keep_draws(joint.graph)
     _merge_equal(joint.graph)
+    _narrow_before_repeats(joint.graph)
     _clone_written(joint.graph)
     joint.recompile()
     with config.patch(recompute_views=True, cse=False):
@@ -53,29 +57,89 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
 
 
 def _drop_kept_views(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
-    """Removes views of saved values from the saved values; backward recomputes them. results: the number of forward's
-    results that the caller gets."""
+    """Removes views of saved values from the saved values, and saves a value in place of what repeats it or of views
+    that are as large together; backward recomputes them. results: the number of forward's results that the caller
+    gets."""
     (end,) = forward.graph.find_nodes(op="output")
     saved = list(end.args[0])
     placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
-    for view in saved[results:]:
-        base = view.args[0] if isinstance(view, fx.Node) and is_view(view) else None
-        if base not in saved[results:] or view.name not in placeholders:
+    chains = {n: _views(n) for n in saved[results:] if isinstance(n, fx.Node) and n.name in placeholders}
+    viewed = Counter[fx.Node]()  # elements of views, by what they are views of
+    for n, chain in chains.items():
+        if chain and all(map(_is_free, chain)):
+            viewed[_base(chain)] += _size(n)
+    for value, chain in chains.items():
+        depth = next((i for i, n in enumerate(chain) if n.args[0] in saved[results:]), None)
+        if depth is not None and all(map(_is_free, chain[: depth + 1])):
+            chain = chain[: depth + 1]
+        elif not chain or not max(_size(value) - 1, viewed[_base(chain)]) >= _size(_base(chain)) > 0:
             continue
-        assert isinstance(base, fx.Node) and callable(view.target)
-        placeholder = placeholders[view.name]
-        with backward.graph.inserting_before(first):
-            recomputed = backward.graph.call_function(view.target, (placeholders[base.name], *view.args[1:]))
-        recomputed.meta = dict(placeholder.meta)
-        placeholder.replace_all_uses_with(recomputed)
+        base, placeholder = _base(chain), placeholders[value.name]
+        if base.name not in placeholders:
+            with backward.graph.inserting_before(placeholder):
+                placeholders[base.name] = backward.graph.placeholder(base.name)
+            placeholders[base.name].meta = dict(base.meta)
+            saved[saved.index(value, results)] = base
+        else:
+            saved.pop(saved.index(value, results))
+        copies = {base: placeholders[base.name]}
+        for n in reversed(chain):
+            with backward.graph.inserting_before(first):
+                copies[n] = backward.graph.node_copy(n, copies.__getitem__)
+        placeholder.replace_all_uses_with(copies[value])
         backward.graph.erase_node(placeholder)
-        saved.remove(view)
-    if len(saved) < len(end.args[0]):
+    if saved != [*end.args[0]]:
         end.args = (tuple(saved),)
         for module in (forward, backward):
             module.graph.eliminate_dead_code()
             module.recompile()
+
+
+def _views(value: fx.Node) -> list[fx.Node]:
+    """The views and copies that make `value` of another value, the last one first."""
+    chain: list[fx.Node] = []
+    while _is_free(value) or value.target is _aten.clone.default:
+        chain.append(value)
+        (value,) = value.all_input_nodes
+    return chain
+
+
+def _is_free(node: fx.Node) -> bool:
+    """Whether a call is a view of its first argument, also where torch keeps autograd from seeing that."""
+    return is_view(node) or (node.target is _aten._unsafe_view.default and len(node.all_input_nodes) == 1)
+
+
+def _base(chain: Sequence[fx.Node]) -> fx.Node:
+    """What a chain of views and copies begins with."""
+    return chain[-1].all_input_nodes[0]
+
+
+def _size(node: fx.Node) -> int:
+    """The elements of a value; 0 if they are not known."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
+        return 0
+    return value.numel()
+
+
+def _narrow_before_repeats(graph: fx.Graph) -> None:
+    """Convert values to fewer bits before they are repeated: _to_copy(expand(x), f16) -> expand(_to_copy(x, f16))."""
+    for node in graph.find_nodes(op="call_function", target=_aten._to_copy.default):
+        chain = _views(node.all_input_nodes[0])
+        if list(node.kwargs) != ["dtype"] or not chain or any(len(n.users) > 1 for n in chain):
+            continue
+        value = _base(chain)
+        if not _size(node) > _size(value) > 0 or node.meta["val"].itemsize > value.meta["val"].itemsize:
+            continue
+        for n in (node, *reversed(chain)):
+            assert callable(n.target)
+            meta = n.meta | {"val": n.target(value.meta["val"], *n.args[1:], **n.kwargs)}
+            with graph.inserting_before(node):
+                value = graph.call_function(n.target, (value, *n.args[1:]), n.kwargs)
+            value.meta = meta
+        node.replace_all_uses_with(value)
+    graph.eliminate_dead_code()
 
 
 def _drop_kept_constants(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
