@@ -260,7 +260,7 @@ class _Product:
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, copy)),)
             extra = [*extra, (self.b.buffer, copy)]
         if column_sums is not None:
-            extra, fold_steps = [*extra, *column_sums.params], (column_sums.fold_step(),)
+            extra, fold_steps = [*extra, *column_sums.params], column_sums.fold_steps()
             temps = (*temps, *column_sums.temps)
         step = self.group.step("product", chunk, programs, top, *extra, warps=t.warps, stages=t.stages)
         joined = sums.joined(
