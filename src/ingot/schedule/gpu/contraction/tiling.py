@@ -22,7 +22,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
 MIN_STEPS_PER_PART = 4
-MAX_PARTS = 64
+MAX_PARTS = 512  # of a long sum of few elements; what joining them costs limits others
 MAX_STAGES = 6
 ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
 ROW_STEP_ELEMENTS = 4096  # elements of all B operands per k-step for a single row, if B's columns are contiguous
