@@ -37,11 +37,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ingot.frontends.torch.tracing.layouts import has_known_layout
+from ingot.support.dataclass import dataclass
 
 _aten = torch.ops.aten
 # comparisons with a clamp's bound that give the same for its result as for its operand -> the bound's argument index
 _BOUND_OPS = {_aten.le.Scalar: 1, _aten.ge.Scalar: 2}
 _CONVOLUTION_BACKWARD = _aten.convolution_backward.default
+_CHANNELS, _PIXELS = 4, 2  # of 16 bits in 8 bytes; of so many channels in 16 bytes
 _IMAGE_ARGUMENT: dict[Any, int] = {_aten.convolution.default: 0, _CONVOLUTION_BACKWARD: 1}
 
 
@@ -220,18 +222,74 @@ def _pad_images(graph: fx.Graph) -> None:
             continue
         (border,) = borders
         padded_readers = [n for n in readers if any(_pads(n))]
+        more = _MorePads.of(padded_readers)
+        image, sizes = x.meta["val"], [n + 2 * p for n, p in zip(x.meta["val"].shape[2:], border, strict=True)]
+        amounts = [n for p in reversed(border) for n in (p, p)]
         with graph.inserting_before(x.next):
-            padded = _call(graph, _aten.constant_pad_nd.default, x, [n for p in reversed(border) for n in (p, p)], 0.0)
-            inner = padded
+            if more is not None:
+                amounts[1] += more.columns + -(sizes[-1] + more.columns) % _PIXELS
+                amounts += [0, more.channels]
+            padded = read = inner = _call(graph, _aten.constant_pad_nd.default, x, amounts, 0.0)
+            if more is not None:
+                read = _call(graph, _aten.slice.Tensor, padded, image.dim() - 1, 0, sizes[-1] + more.columns)
+                inner = _call(graph, _aten.slice.Tensor, padded, 1, 0, image.shape[1])
             for axis, p in enumerate(border, 2):
-                inner = _call(graph, _aten.slice.Tensor, inner, axis, p, p + x.meta["val"].shape[axis])
+                inner = _call(graph, _aten.slice.Tensor, inner, axis, p, p + image.shape[axis])
         for reader in padded_readers:
             is_forward = reader.target is not _CONVOLUTION_BACKWARD
             own = reader if is_forward else _split_gradients(graph, reader)
-            own.replace_input_with(x, padded)
+            own.replace_input_with(x, read)
             own.update_arg(_IMAGE_ARGUMENT[own.target] + 4, [0] * len(border))
+            if more is not None:
+                more.widen_kernel(graph, own)
         for user in [n for n in x.users if n is not padded]:
             user.replace_input_with(x, inner)
+
+
+@dataclass(frozen=True)
+class _MorePads:
+    """Zeros behind the channels of an image and the columns of its kernels, so that lines of a window are read in
+    vectors of 16 bytes:   7x7 kernels of 3 channels -> 7x8 of 4."""
+
+    channels: int
+    columns: int
+
+    @staticmethod
+    def of(readers: list[fx.Node]) -> _MorePads | None:
+        """Those of an image of few channels of 16 bits whose gradient nobody wants; None if it needs none."""
+        (kernel, *others) = {_window(n)[1].meta["val"].shape for n in readers}
+        image, groups = (
+            _window(readers[0])[0].meta["val"],
+            {_window(n)[8] for n in readers if n.target is not _CONVOLUTION_BACKWARD},
+        )
+        masks: list[Any] = [n.args[-1] for n in readers if n.target is _CONVOLUTION_BACKWARD]
+        wants_image = any(mask[0] for mask in masks)
+        channels = -image.shape[1] % _CHANNELS
+        if others or wants_image or groups != {1} or image.dtype.itemsize != 2 or image.dim() != 4:
+            return None
+        if not channels or not _CHANNELS < 2 * image.shape[1] < 2 * _CHANNELS:
+            return None
+        return _MorePads(channels, -kernel[-1] % _PIXELS)
+
+    def widen_kernel(self, graph: fx.Graph, reader: fx.Node) -> None:
+        """Give a convolution, or the gradient of its kernel, a kernel of as many channels and columns."""
+        kernel = _window(reader)[1]
+        *_, columns = kernel.meta["val"].shape
+        with graph.inserting_before(reader):
+            amounts = [0, self.columns, 0, 0, 0, self.channels]
+            wide = _call(graph, _aten.constant_pad_nd.default, kernel, amounts, 0.0)
+        reader.replace_input_with(kernel, wide)
+        if reader.target is not _CONVOLUTION_BACKWARD:
+            return
+        for item in [user for user in reader.users if user.args[1] == 1]:
+            readers = list(item.users)
+            item.meta["val"] = wide.meta["val"]
+            with graph.inserting_before(item.next):
+                inner = _call(graph, _aten.slice.Tensor, item, 1, 0, kernel.meta["val"].shape[1])
+                inner = _call(graph, _aten.slice.Tensor, inner, 3, 0, columns)
+            for user in readers:
+                user.replace_input_with(item, inner)
+        reader.meta["val"] = (None, wide.meta["val"], *reader.meta["val"][2:])
 
 
 def _split_gradients(graph: fx.Graph, backward: fx.Node) -> fx.Node:
