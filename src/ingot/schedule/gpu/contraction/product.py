@@ -341,10 +341,12 @@ class _Product:
 
     def _sums(self, top: Block, place: Place, extent: Extent, work: WorkItem) -> Expr:
         """The tile of the product over the program's part of the reduction."""
-        loops, t, dtype = self.loops, self.tiling, accumulator_of(self.anchor)
-        batch, ((columns, column_mask),), row_axes = extent.batch, extent.columns, self._row_axes
-        # vectors are loaded along contiguous rows; positions that wrap around past the end would not be known as such
-        rows, row_mask = tile_index(top, place.row, t.rows, tuple(x.extent for x in row_axes), 0)
+        loops, t, dtype, batch = self.loops, self.tiling, accumulator_of(self.anchor), extent.batch
+        ((rows, _),), ((columns, column_mask),) = extent.rows, extent.columns
+        row_axes, row_mask = loops.rows, None
+        if self._row_axes[-1].a == 1:  # vectors along rows: positions that wrap around are not known to be contiguous
+            row_axes = self._row_axes
+            rows, row_mask = tile_index(top, place.row, t.rows, tuple(x.extent for x in row_axes), 0)
         a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
         b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
         a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in row_axes])), "a")
@@ -379,8 +381,7 @@ class _Product:
         return k.load(acc, ZERO)
 
     @property
-    def _row_axes(self) -> tuple[Axis, ...]:
-        """The rows' axes with A's strides alone."""
+    def _row_axes(self) -> tuple[Axis, ...]:  # with A's strides alone
         return merge_axes(tuple(Axis(x.extent, x.a) for x in self.loops.rows))
 
     def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
