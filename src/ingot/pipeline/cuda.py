@@ -76,7 +76,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
 POLICY = FusionPolicy(
     computes_rows=False, pools_images=False, min_scattered_elements=sys.maxsize, max_column_bytes=sys.maxsize,
     max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
-    joins_epilogues=True, widens_values=True, repeats_vectors=True, max_paths=16, max_costly_epilogue=8,
+    joins_epilogues=True, widens_values=True, repeats_vectors=True, max_paths=16, max_copies=8, max_repeated=12,
+    max_costly_epilogue=8,
 )  # fmt: skip
 KEPT_OPS: frozenset[type[Op]] = frozenset(
     {*_ATTENTION, PagedAttention, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ingot.frontends.torch.model import ImportedModel
-from ingot.frontends.torch.tracing import writes
+from ingot.frontends.torch.tracing import partition, writes
 from ingot.integrations.torch_compile import ingot_backend
 from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, build_program
@@ -71,6 +71,28 @@ def residual() -> nn.Module:
     return Residual().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+class Gated(nn.Module):
+    """Images with borders, channels by themselves, gates of channels, and gradients of several strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norms = (
+            nn.Conv2d(3, 16, 3, 2, 1, bias=False),
+            nn.ModuleList(nn.BatchNorm2d(16) for _ in range(4)),
+        )
+        self.alone = nn.Conv2d(16, 16, 5, 1, 2, groups=16, bias=False)
+        self.gates, self.narrow = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1, bias=False)
+        self.wide, self.short = nn.Conv2d(16, 16, 3, 2, 1, bias=False), nn.Conv2d(16, 16, 1, 2, bias=False)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.norms[0](self.stem(x)))
+        y = F.silu(self.norms[1](self.alone(x)))
+        y = self.narrow(y * self.gates(y.mean((2, 3), keepdim=True)).sigmoid())
+        x = F.relu(x + self.norms[2](y))
+        return self.head((F.relu(self.norms[3](self.wide(x))) + self.short(x)).mean((2, 3)))
+
+
 def step(net: nn.Module, x: Tensor, run: Callable[..., Any], narrow: bool) -> list[Tensor]:
     """The result and the gradients of the parameters."""
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
@@ -81,6 +103,27 @@ def step(net: nn.Module, x: Tensor, run: Callable[..., Any], narrow: bool) -> li
 
 def distance(got: list[Tensor], want: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in zip(got, want, strict=True))
+
+
+def by_kernels(groups: list[Group]) -> Callable[..., Callable[..., Any]]:
+    """`compile_model` for an H100 whose calls compute what its kernels mean. Groups are appended to `groups`."""
+
+    def compile_model(model: ImportedModel, **options: Any) -> Callable[..., Any]:
+        trace = Trace()
+        program = build_program(model.graph, features_of(f"null:{H100}"), 2, trace=trace)
+        kernels = {kernel.name: kernel for kernel in trace.kernels}
+        groups.extend(n.op for n in trace.stages[-1][2].nodes() if isinstance(n.op, Group))
+
+        def call(*tensors: Tensor) -> Any:
+            def interpret(graph: object, arrays: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+                return run_planned(program, kernels, [np.asarray(a) for a in arrays])
+
+            with mock.patch.object(agree, "interpret", interpret):
+                return agree.run(model, *tensors)
+
+        return call
+
+    return compile_model
 
 
 NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], Callable[[], Tensor]]] = {
@@ -99,24 +142,8 @@ def test_gradients_are_those_of_eager(name: str) -> None:
     net, reference, x = make(), make_reference(), example()
     reference.load_state_dict(net.state_dict())
     groups: list[Group] = []
-
-    def by_kernels(model: ImportedModel, **options: Any) -> Callable[..., Any]:
-        trace = Trace()
-        program = build_program(model.graph, features_of(f"null:{H100}"), 2, trace=trace)
-        kernels = {kernel.name: kernel for kernel in trace.kernels}
-        groups.extend(n.op for n in trace.stages[-1][2].nodes() if isinstance(n.op, Group))
-
-        def call(*tensors: Tensor) -> Any:
-            def interpret(graph: object, arrays: list[np.ndarray]) -> tuple[np.ndarray, ...]:
-                return run_planned(program, kernels, [np.asarray(a) for a in arrays])
-
-            with mock.patch.object(agree, "interpret", interpret):
-                return agree.run(model, *tensors)
-
-        return call
-
     torch._dynamo.reset()
-    run = torch.compile(net, backend=partial(ingot_backend, compile_model=by_kernels), fullgraph=True)
+    run = torch.compile(net, backend=partial(ingot_backend, compile_model=by_kernels(groups)), fullgraph=True)
     result = step(net, x, run, True)
     exact = step(reference, x, reference, False)
     eager = step(reference, x, reference, True)
@@ -129,6 +156,29 @@ def test_gradients_are_those_of_eager(name: str) -> None:
     if name != "resnet":
         kinds = [g.kind for g in groups]
         assert kinds.count("attention_with_sums") == kinds.count("attention_gradients") == 1
+
+
+@pytest.mark.parametrize(("norms", "size", "narrow"), [(True, 14, False), (False, 15, False), (True, 15, True)])
+def test_images_are_kept_with_their_borders(
+    norms: bool, size: int, narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, which keeps a norm's operand alone. norms: whether they are in training mode. narrow: an image of
+    three channels has a fourth."""
+    monkeypatch.setattr(partition, "_is_on_gpu", lambda graph: True)
+    torch.manual_seed(0)
+    net = Gated().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    net.norms.train(norms)
+    reference, x = copy.deepcopy(net), torch.randn(4, 3, size, size).to(memory_format=torch.channels_last)
+    groups: list[Group] = []
+    torch._dynamo.reset()
+    run = torch.compile(net, backend=partial(ingot_backend, compile_model=by_kernels(groups)), fullgraph=True)
+    exact = step(reference, x, reference, False)
+    bound = 1.5 * distance(step(reference, x, reference, True), exact) + 1e-3 if narrow else 2e-5
+    assert distance(step(net, x, run, narrow), exact) < bound
+    assert any(n.shape == (4, size + 2, size + 3, 4) for g in groups for n in g.body.inputs) == narrow
+    bodies = [[n.op.name for n in g.body.nodes() if n.op.computes] for g in groups]
+    copies = [g for g, ops in zip(groups, bodies, strict=True) if not ops and g.body.outputs[0].type.rank == 4]
+    assert not copies
 
 
 def test_statistics_of_all_norms_are_written_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

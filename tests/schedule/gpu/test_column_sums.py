@@ -110,6 +110,22 @@ def test_tiles_in_pieces(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(Graph((x, w), (y, *moments(y))), ["product", "column_sums"], tolerance=1e-3)
 
 
+@pytest.mark.parametrize(("tile_rows", "rows"), [(192, 1300), (64, 700), (64, 1025), (128, 129)])
+def test_sums_of_many_tiles_are_merged(tile_rows: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups of four pieces, which the last one may not have, of tiles of which the last may be cut."""
+    module, choice = "ingot.schedule.gpu.contraction", Tiling(tile_rows, 64, 32, 4, 3, 1, 1)
+    monkeypatch.setattr(f"{module}.product.decided", lambda site, machine, kind: choice)
+    monkeypatch.setattr(f"{module}.column_sums.MAX_FOLD_ROWS", 1)
+    monkeypatch.setattr(f"{module}.column_sums.MERGED_PIECES", 4)
+    x, w = arg("x", bf16, rows, 64), arg("w", bf16, 64, 80)
+    y = ops.DotGeneral(((), ()), ((1,), (0,)))(x, w)
+    groups = -(-rows // tile_rows) * (1 + (tile_rows == 192))
+    merges = 0
+    while groups > 1:
+        groups, merges = -(-groups // 4), merges + 1
+    check(Graph((x, w), (y, *moments(y))), ["product", *["merged"] * merges, "column_sums"], 100.0, tolerance=2e-3)
+
+
 def test_what_is_not_finite_stays_in_its_channel() -> None:
     x, w = arg("x", f32, 2, 9, 9, 16), arg("w", f32, 24, 16, 1, 1)
     y = conv(x, w)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ingot import ops
-from ingot.ir.dims import estimate
+from ingot.ir.dims import DimLike, estimate
 from ingot.ir.node import Node, topological
 from ingot.ir.types import Shape
 from ingot.ops.core.base import is_contraction
@@ -51,14 +51,21 @@ def is_cheap_chain(node: Node, depth: int = 4) -> bool:
 
 
 def repeats_cheaply(node: Node, policy: FusionPolicy) -> bool:
-    """Whether `node` is plain arithmetic, or, where each group widens what it reads, a function of a leaf of 16 bits
-    with a wider value: storing that costs more than repeating it."""
+    """Whether `node` is plain arithmetic, or, where each group widens what it reads, a function that is wider than the
+    stored values of its size that it is computed from: storing that costs more than repeating it."""
     if not isinstance(node.op, Elementwise) or not node.op.costly:
         return isinstance(node.op, Elementwise)
-    x = node.inputs[0]
-    source = source_of(x.inputs[0]) if isinstance(x.op, ops.Convert) else x
-    is_wider = source is not x and source.is_leaf and source.dtype.bits < node.dtype.bits
-    return policy.widens_values and is_wider and isinstance(node.op, ops.Logistic | ops.Exp)
+    is_repeated = policy.widens_values and isinstance(node.op, ops.Logistic | ops.Exp)
+    return is_repeated and _stored_bits(node.inputs[0], node.type.size, policy.max_repeated) < node.dtype.bits
+
+
+def _stored_bits(node: Node, size: DimLike, depth: int) -> int:
+    """The bits of an element of the widest value of `size` elements that `node` is computed from, at most `depth`
+    pointwise ops back."""
+    if depth == 0 or not is_pointwise(node) or isinstance(node.op, ops.Reduction):
+        return node.dtype.bits
+    operands = [x for x in map(source_of, node.inputs) if len(x.types) == 1 and x.type.size == size]
+    return max((_stored_bits(x, size, depth - 1) for x in operands), default=0)
 
 
 def outlasts_product(members: Iterable[Node], product: Node, policy: FusionPolicy) -> bool:

@@ -326,11 +326,8 @@ class _Fusion:
         """Add `node` to each of the groups that read it, if recomputing costs no more than reading: plain arithmetic on
         at most one value of its size."""
         too_many = len(groups) > self.policy.max_copies and not widens_table(node)
-        if too_many or node in self.tails or not self._recomputes_cheaply(groups, node):
-            return False
-        sources = {source_of(i) for i in node.inputs}
-        large = [x for x in sources if len(x.types) == 1 and 2 * estimate(x.type.size) > estimate(node.type.size)]
-        if len(large) > 1:
+        sources = None if too_many or node in self.tails else self._stored_sources(groups, node)
+        if sources is None or sum(2 * estimate(x.type.size) > estimate(node.type.size) for x in sources) > 1:
             return False
         axes = [self._axes_in(g, node) for g in groups]
         if not all(self._accepts_pointwise(g, node, a) for g, a in zip(groups, axes, strict=True)):
@@ -340,18 +337,21 @@ class _Fusion:
         self.groups_of[node] = groups
         return True
 
-    def _recomputes_cheaply(self, groups: list[OpenGroup], node: Node, depth: int = 4) -> bool:
-        """Whether `node` is plain arithmetic on values that are stored anyway. Reductions over the box of one of the
-        groups are not: they join it."""
-        if depth == 0 or not repeats_cheaply(node, self.policy):
-            return False
+    def _stored_sources(self, groups: list[OpenGroup], node: Node, depth: int = 0) -> set[Node] | None:
+        """The stored values that `node` is plain arithmetic on; None if it is not. Reductions over the box of one of
+        the groups are not stored: they join it."""
+        stored: set[Node] = set()
+        if depth == self.policy.max_repeated or not repeats_cheaply(node, self.policy):
+            return None
         for x in map(source_of, node.inputs):
             if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
-                return False
-            stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x)
-            if not (stored or len(self.users[x]) > 1 or self._recomputes_cheaply(groups, x, depth - 1)):
-                return False
-        return True
+                return None
+            is_stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x) or len(self.users[x]) > 1
+            sources = {x} if is_stored else self._stored_sources(groups, x, depth + 1)
+            if sources is None:
+                return None
+            stored |= sources
+        return stored
 
     def _accepts_pointwise(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         if node in self.tails:
@@ -369,7 +369,7 @@ class _Fusion:
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
         if repeats and self.policy.repeats_vectors:
-            cheap |= isinstance(node.op, ops.Pad) or self._recomputes_cheaply([g], node)
+            cheap |= isinstance(node.op, ops.Pad) or self._stored_sources([g], node) is not None
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, allows_transposes=True) or cheap

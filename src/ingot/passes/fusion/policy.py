@@ -12,6 +12,7 @@ class FusionPolicy:
     """The defaults are a CPU core's, with a second-level cache of about 1 MB.
 
     max_copies: the most groups that may each recompute a cheap value.
+    max_repeated: the most ops in a row that such groups repeat.
     max_paths: the most ways from a group's loop to one value through views: each is separate code, and each further
         view doubles their number.
     max_ops: the most ops of a group: longer kernels (unrolled loops) gain nothing and compile slowly.
@@ -48,6 +49,7 @@ class FusionPolicy:
     """
 
     max_copies: int = 3
+    max_repeated: int = 4
     max_paths: int = 8
     max_ops: int = 128
     min_gathered_elements: int = 1 << 14

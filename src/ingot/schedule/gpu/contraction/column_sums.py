@@ -5,13 +5,16 @@
 
 A sum of squared differences from a center that depends on other sums, as of a variance, needs no second read either:
 each tile of n rows stores its sum s and the sum q of squares around its own mean, and with these
-sum (x - c)^2 = sum over the tiles of q + n (s / n - c)^2 (Chan, Golub and LeVeque 1979). The sums of tiles are added in
-a fixed order, so that results are bit-reproducible.
+sum (x - c)^2 = sum over the tiles of q + n (s / n - c)^2 (Chan, Golub and LeVeque 1979). Sums of many tiles are merged
+by the same formula first, by many programs. All are added in a fixed order, so that results are bit-reproducible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TypeAlias
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate
@@ -42,8 +45,11 @@ from ingot.schedule.lowered import Arg, Step
 from ingot.schedule.row_box import Rows, reduction, reductions_of, rows_of
 from ingot.support.dataclass import dataclass
 
-MAX_FOLD_ROWS, MIN_FOLD_COLUMNS, MAX_FOLD_COLUMNS = 256, 8, 64  # of a tile of partial sums
-FOLD_ELEMENTS = 2048  # of such a tile
+MAX_FOLD_ROWS, MIN_FOLD_COLUMNS, MAX_FOLD_COLUMNS = 1024, 8, 64  # of a tile of partial sums
+FOLD_ELEMENTS = 2048  # of such a tile of more columns than the fewest
+MAX_FOLD_WARPS = 16
+MERGED_PIECES = 64  # whose sums a program merges
+LOOP_ROWS = 256  # of a tile of partial sums whose number is symbolic
 SQUARES = "squares"  # the kind of partial sums of squares around the mean of a tile
 
 
@@ -63,6 +69,10 @@ class _Partial:
     @property
     def identity(self) -> float:
         return identity_of("sum" if self.kind == SQUARES else self.kind, self.buffer.dtype)
+
+
+_Values: TypeAlias = dict[tuple[str, Node], Expr]  # by kind and value
+_Tile: TypeAlias = tuple[Span, _Values]  # rows of partial sums
 
 
 @dataclass(frozen=True)
@@ -120,10 +130,27 @@ class ColumnSums:
         """The number of pieces of all row tiles."""
         return ceildiv(self.row_count, self.tile_rows) * len(self.pieces)
 
+    @cached_property
+    def merged(self) -> ColumnSums | None:
+        """The sums of groups of pieces, where there are more pieces than a tile has rows."""
+        if not isinstance(self.partial_rows, int) or self.partial_rows <= MAX_FOLD_ROWS:
+            return None
+        rows = self.tile_rows * (MERGED_PIECES // len(self.pieces))
+        partials = tuple(
+            replace(
+                p,
+                buffer=replace(p.buffer, name=f"merged_{p.buffer.name}"),
+                arg=replace(p.arg, index=p.arg.index + len(self.partials)),
+            )
+            for p in self.partials
+        )
+        return replace(self, pieces=((0, rows),), partials=partials)
+
     @property
     def temps(self) -> tuple[DimLike, ...]:
-        """The bytes of each buffer of partial sums."""
-        return tuple(self.partial_rows * self.columns * p.buffer.dtype.nbytes for p in self.partials)
+        """The bytes of each buffer of partial sums, then of merged ones."""
+        own = tuple(self.partial_rows * self.columns * p.buffer.dtype.nbytes for p in self.partials)
+        return own if self.merged is None else (*own, *self.merged.temps)
 
     @property
     def params(self) -> tuple[tuple[Buffer, Arg], ...]:
@@ -172,53 +199,99 @@ class ColumnSums:
             size = k.select(is_piece, integer(own_size), size)
         return self._count(block, first, size, dtype)
 
-    def fold_step(self) -> Step:
-        """The kernel that adds up the tiles' sums and computes the results."""
-        height = min(MAX_FOLD_ROWS, power_of_two(max(1, estimate(self.partial_rows))))
+    def fold_steps(self) -> tuple[Step, ...]:
+        """The kernels that add up the tiles' sums and compute the results."""
+        merged = self.merged
+        return (self._fold_step(),) if merged is None else (self._merge_step(merged), *merged.fold_steps())
+
+    def _merge_step(self, merged: ColumnSums) -> Step:
+        """The kernel that adds up the sums of groups of pieces."""
+        top, chunk = Block(), k.var("chunk")
+        width = min(MAX_FOLD_COLUMNS, power_of_two(estimate(self.columns)))
+        blocks, tile = ceildiv(self.columns, width), (MERGED_PIECES, width)
+        group, column = (top.let(k.binary(o, chunk, dim_expr(blocks)), "n") for o in ("div", "rem"))
+        columns = Span.of(top, k.mul(column, integer(width)), width, self.columns, 1, wraps=True)
+        rows, values = self._read(top, k.mul(group, integer(MERGED_PIECES)), MERGED_PIECES, columns)
+        offset = top.let(k.add(k.mul(group, dim_expr(self.columns)), columns.position), "at")
+        totals: dict[Node, Expr] = {}
+        for p, target in zip(self.partials, merged.partials, strict=True):
+            value = values[p.kind, p.value]
+            if p.kind == SQUARES:
+                size = integer(merged.tile_rows)
+                count = merged._count(top, k.mul(group, size), size, value.dtype)
+                value = self._squares(top, values, p.value, rows, self._mean(top, totals[p.value], count))
+            value = _where(top, rows.in_bounds, k.spread(value, tile), p.identity)
+            total = top.let(k.reduce_axis(p.combine, value, 0), "total")
+            totals |= {p.value: total} if p.kind == "sum" else {}
+            store_tile(top, target.buffer, offset, total, columns.in_bounds)
+        chunks = ceildiv(self.partial_rows, MERGED_PIECES) * blocks
+        return self.group.step("merged", chunk, chunks, top, *self.params, *merged.params, warps=_warps(tile))
+
+    def _fold_step(self) -> Step:
+        """The kernel that adds up all sums of a column."""
+        is_tile = isinstance(self.partial_rows, int) and self.partial_rows <= MAX_FOLD_ROWS
+        height = power_of_two(max(1, estimate(self.partial_rows))) if is_tile else LOOP_ROWS
         width = min(MAX_FOLD_COLUMNS, max(MIN_FOLD_COLUMNS, FOLD_ELEMENTS // height))
         top, chunk, em = Block(), k.var("chunk"), self.group.emitter()
         columns = Span.of(top, k.mul(chunk, integer(width)), width, self.columns, 1, wraps=True)
-        partials = {(p.kind, p.value): p for p in self.partials}
+        tile = self._read(top, ZERO, height, columns) if is_tile else None
         for level in reduction_levels(self.group.body):
             for r in level:
-                value = self._fold(top, em, r, partials, columns, (height, width))
+                value = self._fold(top, em, r, columns, (height, width), tile)
                 self._bind(em, top, r, top.let(k.cast(value, r.dtype), "fold"))
         for root, buffer, layout in self.group.results:
             if root in self.row_results:
                 at = reshape_index(top, root.shape, (self.columns,), (columns.position,))
                 write(top, em, root, buffer, layout, at, None, columns.in_bounds)
         chunks = ceildiv(self.columns, width)
-        return self.group.step("column_sums", chunk, chunks, top, *self.params, warps=max(1, height * width // 256))
+        return self.group.step("column_sums", chunk, chunks, top, *self.params, warps=_warps((height, width)))
 
     def _bind(self, em: Emitter, top: Block, r: Node, value: Expr) -> None:
         em.bind(r, Leaf(lambda b, index, mask: value, home=top))
 
+    def _read(self, block: Block, first: Expr, height: int, columns: Span) -> _Tile:
+        """The partial sums of `height` pieces from `first` on."""
+        rows = Span.of(block, first, height, self.partial_rows, 0, wraps=True)
+        flat = block.let(k.add(k.mul(rows.position, dim_expr(self.columns)), columns.position), "flat")
+        return rows, {(p.kind, p.value): read_at(block, p.buffer, flat, None) for p in self.partials}
+
+    def _squares(self, block: Block, values: _Values, value: Node, rows: Span, center: Expr) -> Expr:
+        """The sums of squares of pieces around `center`."""
+        squares, sums = values[SQUARES, value], values["sum", value]
+        count = self._piece_counts(block, rows.position, squares.dtype)
+        distance = block.let(k.sub(self._mean(block, sums, count), center), "d")
+        return k.add(squares, k.mul(k.mul(distance, distance), count))
+
     def _fold(
-        self, top: Block, em: Emitter, r: Node, partials: dict[tuple[str, Node], _Partial], columns: Span,
-        tile: tuple[int, int],
-    ) -> Expr:  # fmt: skip
-        """The value of a reduction for the columns of a program, as a row."""
+        self, top: Block, em: Emitter, r: Node, columns: Span, shape: tuple[int, int], tile: _Tile | None
+    ) -> Expr:
+        """The value of a reduction for the columns of a program, as a row. tile: the sums of all pieces; None: they are
+        read in a loop."""
         squares = centered_squares(r)
         kept = [d for d in self.box.kept_dims if self.box.shape[d] != 1] or [*self.box.kept_dims[-1:]]
         index = tuple(columns.position if d in kept else ZERO for d in range(len(self.box.shape)))
-        main = partials[(reduction(r).kind, r.inputs[0]) if squares is None else (SQUARES, squares[0])]
+        key = (reduction(r).kind, r.inputs[0]) if squares is None else (SQUARES, squares[0])
+        main = next(p for p in self.partials if (p.kind, p.value) == key)
         center = None if squares is None else k.cast(em.value(top, squares[1], index, None), main.buffer.dtype)
-        total = register(top, "total", constant_tile(main.buffer.dtype, tile, main.identity))
+
+        def value_of(block: Block, rows: Span, values: _Values) -> Expr:
+            value = values[key] if center is None else self._squares(block, values, main.value, rows, center)
+            return _where(block, rows.in_bounds, k.spread(value, shape), main.identity)
+
+        if tile is not None:
+            return k.reduce_axis(main.combine, value_of(top, *tile), 0)
+        total = register(top, "total", constant_tile(main.buffer.dtype, shape, main.identity))
 
         def add(block: Block, first: Expr) -> None:
-            tiles = Span.of(block, first, tile[0], self.partial_rows, 0, wraps=True)
-            flat = block.let(k.add(k.mul(tiles.position, dim_expr(self.columns)), columns.position), "flat")
-            value = read_at(block, main.buffer, flat, None)
-            if squares is not None and center is not None:
-                count = self._piece_counts(block, tiles.position, value.dtype)
-                sums = read_at(block, partials["sum", squares[0]].buffer, flat, None)
-                distance = block.let(k.sub(self._mean(block, sums, count), center), "d")
-                value = k.add(value, k.mul(k.mul(distance, distance), count))
-            value = _where(block, tiles.in_bounds, k.spread(value, tile), main.identity)
+            value = value_of(block, *self._read(block, first, shape[0], columns))
             block.store(total, ZERO, k.binary(main.combine, k.load(total, ZERO), value))
 
-        top.loop("p", 0, self.partial_rows, tile[0], add)
+        top.loop("p", 0, self.partial_rows, shape[0], add)
         return k.reduce_axis(main.combine, k.load(total, ZERO), 0)
+
+
+def _warps(tile: tuple[int, int]) -> int:
+    return min(MAX_FOLD_WARPS, max(1, tile[0] * tile[1] // 256))
 
 
 def _where(block: Block, mask: Expr | None, value: Expr, fill: float) -> Expr:

@@ -256,7 +256,7 @@ class _Product:
             copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, self.copy.result)),)
             extra = extra if self.boxes else [*extra, (self.b.buffer, self.copy.result)]
         if column_sums is not None:
-            extra, fold_steps = [*extra, *column_sums.params], (column_sums.fold_step(),)
+            extra, fold_steps = [*extra, *column_sums.params], column_sums.fold_steps()
             temps = (*temps, *column_sums.temps)
         step = self.group.step("product", chunk, programs, top, *extra, warps=t.warps, stages=t.stages)
         joined = sums.joined(
@@ -271,7 +271,7 @@ class _Product:
         start after the products."""
         place = self._place(block, work.tile)
         extent, boxes = self._extent(block, place), self._boxes()
-        values = self._sums_by_boxes(block, boxes, place, work) if boxes else [self._sums(block, extent, work)]
+        values = self._sums_by_boxes(block, boxes, place, work) if boxes else [self._sums(block, place, extent, work)]
         if releases:
             block.stmts.append(ReleaseConsumers())
         box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
@@ -335,13 +335,18 @@ class _Product:
         row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
         return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
 
-    def _sums(self, top: Block, extent: Extent, work: WorkItem) -> Expr:
+    def _sums(self, top: Block, place: Place, extent: Extent, work: WorkItem) -> Expr:
         """The tile of the product over the program's part of the reduction."""
-        loops, t, dtype = self.loops, self.tiling, accumulator_of(self.anchor)
-        batch, ((rows, _),), ((columns, column_mask),) = extent.batch, extent.rows, extent.columns
+        loops, t, dtype, batch = self.loops, self.tiling, accumulator_of(self.anchor), extent.batch
+        ((rows, _),), ((columns, column_mask),) = extent.rows, extent.columns
+        row_axes, row_mask = loops.rows, None
+        # vectors along rows: positions that wrap around are not known to be contiguous
+        if self.levels is None and self._row_axes[-1].a == 1:
+            row_axes = self._row_axes
+            rows, row_mask = tile_index(top, place.row, t.rows, tuple(x.extent for x in row_axes), 0)
         a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
         b_base = ix.add(dim_expr(self.b.offset), offset_of(batch, [x.b for x in loops.batch]))
-        a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in loops.rows])), "a")
+        a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in row_axes])), "a")
         b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
         if self.levels is not None:
@@ -355,7 +360,7 @@ class _Product:
 
         def k_step(block: Block, k_index: Expr) -> None:
             a_offset, a_mask = offsets(block, k_index, step, 1)
-            x = read_at(block, self.a.buffer, ix.add(a_rows, a_offset), a_mask)
+            x = read_at(block, self.a.buffer, ix.add(a_rows, a_offset), all_of(row_mask, a_mask))
             b_offset, b_mask = offsets(block, k_index, step, 0)
             y = read_at(block, self.b.buffer, ix.add(b_offset, b_columns), all_of(b_mask, column_mask))
             total = k.load(acc, ZERO)
@@ -398,14 +403,14 @@ class _Product:
         return k.load(acc, ZERO)
 
     @property
-    def _contiguous_sides(self) -> tuple[list[Axis], list[Axis]]:
-        """The axes of A's rows and of B's columns along which elements are contiguous."""
-        return [x for x in self.loops.rows if x.a == 1], [x for x in self.loops.cols if x.b == 1]
+    def _row_axes(self) -> tuple[Axis, ...]:  # with A's strides alone
+        return merge_axes(tuple(Axis(x.extent, x.a) for x in self.loops.rows))
 
     def _blocks(self, axes: Sequence[Axis], step: int) -> tuple[int, TermBlocks | None]:
         """The k-step (`step` or half of it) and the blocks of terms, if rows or columns of the operands are contiguous
         and terms are not, so that vector loads read one term."""
-        runs = [max((estimate(x.extent) for x in sides), default=0) for sides in self._contiguous_sides]
+        sides = [x for x in self._row_axes if x.a == 1], [x for x in self.loops.cols if x.b == 1]
+        runs = [max((estimate(x.extent) for x in side), default=0) for side in sides]
         if len(axes) > 1 and min(runs) >= MIN_RUN and not any(abs(estimate(s)) == 1 for x in axes for s in (x.a, x.b)):
             for size in (step, step // 2):
                 if size >= MIN_BLOCK_TERMS and (blocks := TermBlocks.of(axes, size)) is not None:

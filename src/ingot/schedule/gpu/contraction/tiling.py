@@ -22,7 +22,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.support.dataclass import dataclass
 
 MIN_STEPS_PER_PART = 4
-MAX_PARTS = 64
+MAX_PARTS = 512  # of a long sum of few elements; what joining them costs limits others
 MAX_OPEN_ROWS, MAX_OPEN_PARTS = 16, 4  # likely rows of an open number that are split, and parts: more may come
 MAX_STAGES = 6
 MAX_STAGES_OF_LEVELS = 3  # whose k-steps are longer
