@@ -19,10 +19,9 @@ from torch.nn import functional as F
 
 from ingot.driver.compile import Options
 from ingot.driver.open import Request, open_model
-from ingot.transform.bounds.search.attack import Attack, Goal
 from ingot.transform.bounds.search.boxes import Splits
-from ingot.transform.bounds.search.certify import PLAIN_BOXES, UNKNOWN, Search, Verdict, static_checked_graph
-from ingot.transform.bounds.search.vnnlib import Alternative, Property
+from ingot.transform.bounds.search.certify import PLAIN_BOXES, UNKNOWN, Search, Task, Verdict, static_checked_graph
+from ingot.transform.bounds.search.vnnlib import Property
 
 BATCH_BOXES = 512  # 0.54 ms a box of ACAS Xu on a core, as with 2048; with 128 0.82
 SLOPE_STEPS = 4
@@ -99,7 +98,8 @@ class PeerSearch(Search):
     path: Path
     is_alpha: bool
 
-    def prove(self, attack: Attack, goal: Goal, box: Alternative) -> Verdict | None:
+    def prove(self, task: Task) -> Verdict | None:
+        goal, box = task.goal, task.box
         bounds = Peer(self.path, goal.rows)
         lower, upper = (v.reshape(1, -1) for v in self.inner_ends(box))
         splits = Splits(goal, goal.limits, (upper - lower)[0].astype(np.float64), BATCH_BOXES)
@@ -111,7 +111,7 @@ class PeerSearch(Search):
             count = BATCH_BOXES
             lows, highs, lower, upper = lower[-count:], upper[-count:], lower[:-count], upper[:-count]
             batches += 1
-            if batches % 6 == 0 and (verdict := self.attack(attack, goal, box, self.seed + batches // 6)) is not None:
+            if batches % 6 == 0 and (verdict := self.attack(task, self.seed + batches // 6)) is not None:
                 return verdict
             rows, influence = bounds(lows, highs)
             self.boxes += len(lows)
@@ -119,9 +119,9 @@ class PeerSearch(Search):
             lows, highs, influence, rows = lows[is_open], highs[is_open], influence[is_open], rows[is_open]
             if not len(lows):
                 continue
-            points = attack.points
+            points = task.attack.points
             for i in range(0, len(lows), points):
-                verdict = self.attack_boxes(attack, goal, box, lows[i : i + points], highs[i : i + points])
+                verdict = self.attack_boxes(task, lows[i : i + points], highs[i : i + points])
                 if verdict is not None:
                     return verdict
             self.boxes += splits.learn(lows, highs, rows, lambda a, b: bounds(a, b)[0])

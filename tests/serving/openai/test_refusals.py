@@ -7,6 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -268,7 +269,8 @@ def test_what_is_no_number_is_not_written_as_json(tmp_path):
     file = tiny.write(tmp_path / "nan.gguf", added={"token_embd.weight": delta})
     model = ServedLanguageModel("tiny", ingot.LanguageModel(file, threads=1, context=64))
     with served([model]) as url, client(url) as api:
-        for how in ({"logprobs": 2}, {"temperature": 0}):
+        options: list[dict[str, Any]] = [{"logprobs": 2}, {"temperature": 0}]
+        for how in options:
             with pytest.raises(openai.InternalServerError, match="expected finite numbers"):
                 api.completions.create(model="tiny", prompt="a", **how)
         for form in ("float", "base64"):

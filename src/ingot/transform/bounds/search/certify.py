@@ -168,7 +168,7 @@ class _Programs:
 
 
 @dataclass(frozen=True, eq=False)
-class _Task:
+class Task:
     """A goal that no input of a box may reach, and the programs for its rows."""
 
     programs: _Programs
@@ -223,7 +223,7 @@ class Search:
                 reasons.append(verdict.reason)
         return self.verdict(UNKNOWN, reasons[0]) if reasons else self.verdict(PROVED)
 
-    def tasks(self) -> Iterator[_Task]:
+    def tasks(self) -> Iterator[Task]:
         """A task for each box."""
         programs: dict[tuple[int, bytes], _Programs] = {}
         for group in self.groups():
@@ -233,7 +233,7 @@ class Search:
             if key not in programs:
                 graph = _with_input_rows(self.graph, goal)
                 programs[key] = _Programs(graph, rows, self.method, self.numerics, self.options)
-            yield _Task(programs[key], goal, group[0])
+            yield Task(programs[key], goal, group[0])
 
     def groups(self) -> Iterator[list[Alternative]]:
         """The alternatives, grouped by box."""
@@ -256,7 +256,7 @@ class Search:
 
     # --- counterexamples
 
-    def attack(self, task: _Task, seed: int) -> Verdict | None:
+    def attack(self, task: Task, seed: int) -> Verdict | None:
         lower, upper = self.inner_ends(task.box)
         if (lower > upper).any():  # no float lies in the box
             return None
@@ -270,7 +270,7 @@ class Search:
             rounded(box.upper, self.x.dtype, -1).reshape(self.shape),
         )
 
-    def counterexample(self, task: _Task, point: np.ndarray) -> Verdict | None:
+    def counterexample(self, task: Task, point: np.ndarray) -> Verdict | None:
         """REFUTED if the compiled model confirms the point, else None."""
         goal, box = task.goal, task.box
         flat = point.reshape(-1).astype(np.float64)
@@ -288,7 +288,7 @@ class Search:
 
     # --- proofs
 
-    def prove(self, task: _Task) -> Verdict | None:
+    def prove(self, task: Task) -> Verdict | None:
         """None if no input of the task's box reaches its goal, else a verdict."""
         if self.is_late:  # before a program is compiled
             return self.verdict(UNKNOWN, f"boxes are left after {self.seconds:g} s")
@@ -362,7 +362,7 @@ class Search:
         lower_bounds, influence = bounds.run([self.padded(v, count) for v in (lows, highs)])
         return lower_bounds[: len(lows)], influence[: len(lows)].reshape(len(lows), -1)
 
-    def attack_boxes(self, task: _Task, lows: np.ndarray, highs: np.ndarray) -> Verdict | None:
+    def attack_boxes(self, task: Task, lows: np.ndarray, highs: np.ndarray) -> Verdict | None:
         """A counterexample in the remaining boxes, after a few steps from their centers."""
         lower, upper = (self.padded(v, _BATCH_BOXES) for v in (lows, highs))
         point, violation = task.attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
