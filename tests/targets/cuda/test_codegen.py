@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import re
+import sys
 
-from ingot.targets.cuda.codegen import split_packed_halves
+import pytest
+
+from ingot.targets.cuda.codegen import compile_kernel, split_packed_halves
+from ingot.targets.cuda.triton import Source
+
+
+def test_kernels_of_one_name_and_length_are_compiled_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+
+    def cubin(buffer: str, value: int) -> bytes:
+        text = f"@triton.jit\ndef copied({buffer}):\n    tl.store({buffer}, {value})\n"
+        return compile_kernel(Source("copied", text, ((buffer, "*i32", 16, True),)), "sm_90a").cubin
+
+    assert cubin("in2", 5) != cubin("in2", 7)
+    assert cubin("in3", 5)
 
 
 def test_two_integers_at_once_are_made_one_by_one() -> None:

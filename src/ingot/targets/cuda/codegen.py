@@ -7,15 +7,10 @@ internals of Triton 3.6 to 3.9: a test covers them, and each kernel's parameters
 
 from __future__ import annotations
 
-import atexit
-import importlib.util
+import itertools
 import linecache
 import re
-import shutil
-import tempfile
-from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ingot.support.cubins import KernelCode, MatrixCode
@@ -38,6 +33,7 @@ _TWO_OPS = r"""{ .reg .b16 %a, %b, %c, %d;
 	\1.\2 %a, %a, %c;
 	\1.\2 %b, %b, %d;
 	mov.b32 \3, {%a, %b}; }"""
+_NUMBERS = itertools.count()  # of the texts that were loaded
 MIN_EARLY_LAUNCH_CAPABILITY = 90  # from which on a kernel may start before its producers end
 
 
@@ -139,23 +135,19 @@ def _matrices(source: Source, descriptors: list[dict[str, Any]]) -> tuple[Matrix
     return tuple(matrices)
 
 
-@cache
-def _scratch() -> Path:
-    """Create a temporary folder for the texts: Triton reads a function's source from its file."""
-    folder = Path(tempfile.mkdtemp(prefix="ingot-triton-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 def _function(source: Source, launches_early: bool, hip: bool) -> Any:
-    """Load the text as a Triton function."""
-    path, text = _scratch() / f"{source.name}.py", source.text
+    """Load the text as a Triton function. It has no file: of kernels with one name and length in one second, Python
+    would take the compiled form of the first from its cache."""
+    text = source.text
     for cuda_name, own_name in _HIP_FUNCTIONS.items() if hip else ():
         text = text.replace(cuda_name, own_name)
-    path.write_text(f"{HIP_PRELUDE if hip else PRELUDE}\n\nEARLY = tl.constexpr({launches_early})\n\n\n{text}")
-    spec = importlib.util.spec_from_file_location(f"ingot_triton_{source.name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    linecache.checkcache(str(path))
-    return getattr(module, source.name)
+    text = f"{HIP_PRELUDE if hip else PRELUDE}\n\nEARLY = tl.constexpr({launches_early})\n\n\n{text}"
+    place = f"<kernel {source.name}, {next(_NUMBERS)}>"
+    names: dict[str, Any] = {"__name__": f"ingot_triton_{source.name}"}
+    # where Triton looks for the source of a function as it is defined; an entry without a time has no file
+    linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
+    try:
+        exec(compile(text, place, "exec"), names)
+    finally:
+        del linecache.cache[place]
+    return names[source.name]
