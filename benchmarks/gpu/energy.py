@@ -9,6 +9,7 @@ does not fit into --seconds is left out, and named.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 from pathlib import Path
@@ -88,7 +89,7 @@ def main() -> int:
                 print(f"left out: {dtype}, {streams} streams: {needed:.0f} s are needed", flush=True)
                 continue
         kind = getattr(torch, dtype)
-        own, image = net.to(kind), x.to(kind)
+        own, image = copy.deepcopy(net).to(kind), x.to(kind)
         begin = time.monotonic()
         model = ingot.compile(own, (image,), target=asked.target)
         compile_seconds = time.monotonic() - begin
