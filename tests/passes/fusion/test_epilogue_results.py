@@ -110,7 +110,8 @@ def test_a_long_function_of_another_value_is_no_epilogue_of_a_product() -> None:
     ):
         limited = replace(POLICY, max_costly_epilogue=8)
         assert [kind for kind, _ in kinds(graph(y), limited)] == kernels
-        assert [kind for kind, _ in kinds(graph(y))] == ["contraction"]
+        for joined in (POLICY, replace(limited, min_costly_epilogue_elements=33)):
+            assert [kind for kind, _ in kinds(graph(y), joined)] == ["contraction"]
 
 
 def test_a_value_that_only_the_joined_groups_read_is_not_stored() -> None:

@@ -72,7 +72,7 @@ def outlasts_product(members: Iterable[Node], product: Node, policy: FusionPolic
     """Whether `members`, and what is computed by element for them, take longer behind the main loop of a product, which
     waits for what it loads there, than in a kernel of their own: many ops, with a costly function of another value of
     the product's size (a gradient of GELU)."""
-    if not is_contraction(product):
+    if not is_contraction(product) or estimate(product.type.size) < policy.min_costly_epilogue_elements:
         return False
     nodes, reads_another = list(dict.fromkeys(members)), False
     for n in nodes:  # grows in the loop

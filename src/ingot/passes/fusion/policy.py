@@ -44,7 +44,8 @@ class FusionPolicy:
     loads_channels: whether depthwise convolutions and kernels' gradients load vectors of channels: transposed images
         are copied for them, and images that are given are read without their padding.
     max_costly_epilogue: the most ops by element, with a costly function among them, that follow a product in its kernel
-        if they read another value of its size.
+        if they read another value of its size, and min_costly_epilogue_elements: the fewest elements of such a product,
+        as a kernel of its own takes time to start.
     joins_epilogues: whether what is computed by element from a stored result is another result of its kernel.
     """
 
@@ -70,6 +71,7 @@ class FusionPolicy:
     stores_narrow_results: bool = False
     joins_row_results: bool = False
     max_costly_epilogue: int = sys.maxsize
+    min_costly_epilogue_elements: int = 0
     joins_epilogues: bool = False
     widens_values: bool = False
     repeats_vectors: bool = False
