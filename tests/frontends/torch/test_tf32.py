@@ -3,8 +3,8 @@ only if it is switched on."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -13,30 +13,13 @@ import torch
 from torch import Tensor
 
 from ingot import ops
-from ingot.frontends.torch.convert import convolutions_take_tf32, products_take_tf32
+from ingot.frontends.torch import importer
+from ingot.integrations import torch_compile
 from ingot.integrations.torch_compile import _Specialized, import_flat
 from ingot.ir.node import Graph
 from ingot.passes.core.dtypes.precision import lower_precision
 from ingot.passes.model.lower import lower_model_ops
 from tests.frontends.torch.test_gpu import traced
-
-BACKENDS: Any = torch.backends  # whose newer settings older versions lack
-HAS_PRECISIONS = hasattr(torch.backends, "fp32_precision")
-
-
-@pytest.fixture(autouse=True)
-def settings() -> Iterator[None]:
-    """PyTorch's own afterwards."""
-    backends = [BACKENDS.cudnn.conv, BACKENDS.cuda.matmul, BACKENDS] if HAS_PRECISIONS else []
-    before = [b.fp32_precision for b in backends]
-    cudnn = torch.backends.cudnn.allow_tf32
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-        torch.backends.cudnn.allow_tf32 = cudnn
-        torch.set_float32_matmul_precision("highest")
-        for backend, value in zip(backends, before, strict=True):
-            backend.fp32_precision = value
 
 
 def _step(x: Tensor, w: Tensor, pointwise: Tensor, g: Tensor) -> tuple[Tensor, ...]:
@@ -66,8 +49,8 @@ def _settings_of_products(graph: Graph) -> tuple[set[bool | None], set[bool | No
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_convolutions_and_their_gradients_keep_the_setting(allowed: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = allowed
+def test_convolutions_and_their_gradients_keep_the_setting(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
+    monkeypatch.setattr(importer, "convolutions_take_tf32", lambda: allowed)
     graph = import_flat(traced(_step, *SHAPES, device="cuda"), {}).graph
     assert _settings_of_products(graph) == ({allowed}, {None})
     assert _settings_of_products(lower_precision(lower_model_ops(graph), "tf32")) == ({allowed}, {True})
@@ -85,24 +68,32 @@ def test_transposed_convolutions() -> None:
     assert _settings_of_products(graph)[0] == {True}
 
 
-def test_settings_by_their_older_names() -> None:
-    assert convolutions_take_tf32() and not products_take_tf32()
-    torch.backends.cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("high")
-    assert not convolutions_take_tf32() and products_take_tf32()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    assert not products_take_tf32()
+OLDER_NAMES = """
+assert convolutions_take_tf32() and not products_take_tf32()
+torch.backends.cudnn.allow_tf32 = False
+torch.set_float32_matmul_precision("high")
+assert not convolutions_take_tf32() and products_take_tf32()
+torch.backends.cuda.matmul.allow_tf32 = False
+assert not products_take_tf32()
+"""
+NEWER_NAMES = """
+convolutions, products = torch.backends.cudnn.conv, torch.backends.cuda.matmul
+convolutions.fp32_precision, products.fp32_precision = "ieee", "tf32"
+assert not convolutions_take_tf32() and products_take_tf32()
+convolutions.fp32_precision = products.fp32_precision = "none"
+for precision, allowed in (("tf32", True), ("ieee", False)):
+    torch.backends.fp32_precision = precision
+    assert convolutions_take_tf32() is products_take_tf32() is allowed
+"""
 
 
-@pytest.mark.skipif(not HAS_PRECISIONS, reason="before PyTorch 2.9")
-def test_settings_by_their_newer_names() -> None:
-    BACKENDS.cudnn.conv.fp32_precision = "ieee"
-    BACKENDS.cuda.matmul.fp32_precision = "tf32"
-    assert not convolutions_take_tf32() and products_take_tf32()
-    BACKENDS.cudnn.conv.fp32_precision = BACKENDS.cuda.matmul.fp32_precision = "none"
-    for precision, allowed in (("tf32", True), ("ieee", False)):
-        BACKENDS.fp32_precision = precision
-        assert convolutions_take_tf32() is products_take_tf32() is allowed
+@pytest.mark.parametrize("code", [OLDER_NAMES, NEWER_NAMES])
+def test_settings(code: str) -> None:
+    """In a process of its own: PyTorch does not take back all that setting one of them sets."""
+    if code == NEWER_NAMES and not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("before PyTorch 2.9")
+    imports = "import torch\nfrom ingot.frontends.torch.convert import convolutions_take_tf32, products_take_tf32\n"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", imports + code], check=True)
 
 
 @pytest.mark.parametrize(("chosen", "expected"), [({}, "tf32"), ({"precision": "bfloat16"}, "bfloat16")])
@@ -117,8 +108,8 @@ def test_products_take_the_precision_of_pytorch_unless_one_is_chosen(
         return lambda *args: args
 
     x = torch.ones(3)
-    for precision in ("highest", "high"):
-        torch.set_float32_matmul_precision(precision)
+    for is_allowed in (False, True):
+        monkeypatch.setattr(torch_compile, "products_take_tf32", lambda is_allowed=is_allowed: is_allowed)
         graph = traced(lambda x: (x + 1,), (3,), device="cuda")
         graph.graph.find_nodes(op="output")[0].args[0][0].meta["val"] = x
         _Specialized(graph, [x], frozenset(), partial(compiler, **chosen))([x])
