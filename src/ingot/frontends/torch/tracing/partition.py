@@ -287,7 +287,8 @@ def _pad_images(graph: fx.Graph) -> None:
         (border,) = borders
         padded_readers = [n for n in readers if any(_pads(n))]
         more = _MorePads.of(padded_readers)
-        image, sizes = x.meta["val"], [n + 2 * p for n, p in zip(x.meta["val"].shape[2:], border, strict=True)]
+        image = x.meta["val"]
+        sizes = [n + 2 * p for n, p in zip(image.shape[2:], border, strict=True)]
         amounts = [n for p in reversed(border) for n in (p, p)]
         with graph.inserting_before(x.next):
             if more is not None:
@@ -322,10 +323,8 @@ class _MorePads:
     def of(readers: list[fx.Node]) -> _MorePads | None:
         """Those of an image of few channels of 16 bits whose gradient nobody wants; None if it needs none."""
         (kernel, *others) = {_window(n)[1].meta["val"].shape for n in readers}
-        image, groups = (
-            _window(readers[0])[0].meta["val"],
-            {_window(n)[8] for n in readers if n.target is not _CONVOLUTION_BACKWARD},
-        )
+        image = _window(readers[0])[0].meta["val"]
+        groups = {_window(n)[8] for n in readers if n.target is not _CONVOLUTION_BACKWARD}
         masks: list[Any] = [n.args[-1] for n in readers if n.target is _CONVOLUTION_BACKWARD]
         wants_image = any(mask[0] for mask in masks)
         channels = -image.shape[1] % _CHANNELS
