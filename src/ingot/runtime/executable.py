@@ -174,6 +174,7 @@ class LoadedProgram(Executable):
         self._results = memory.Results(len(self.outputs))
         self._tensor_results = TensorResults(2 * len(self.outputs))  # a caller may hold one call's
         self._packed_results = TensorResults(1)
+        self._packed_nbytes = static_shapes(self.outputs[-1:])[0][0] if packed[1] else 0
         self.state_lock = threading.RLock()
         if not program.symbols and not any(spec.elements for spec in program.inputs):
             self._loaded.prepare((*static_shapes(program.inputs), *(s.shape for s in program.state)))
@@ -258,10 +259,10 @@ class LoadedProgram(Executable):
     def _new_packed(self, device: object) -> Tensor:
         """The tensor of the results that lie side by side. The next call gets the same one when nobody holds it: at the
         same address no launch changes, and PyTorch's allocator would give parts of a large block away meanwhile."""
-        spec = self.outputs[-1]
-        (nbytes,) = static_shapes([spec])[0]
-        recycled = self._packed_results.take(nbytes, device)
-        return TensorAdapter(spec).new_tensor((nbytes,), (1,), None, device) if recycled is None else recycled
+        recycled = self._packed_results.take(self._packed_nbytes, device)
+        if recycled is not None:
+            return recycled
+        return TensorAdapter(self.outputs[-1]).new_tensor((self._packed_nbytes,), (1,), None, device)
 
     def notes(self) -> list[str]:
         return self._loaded.notes()
