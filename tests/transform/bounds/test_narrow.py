@@ -125,6 +125,16 @@ def wide_layer(rows: int, has_minimum: bool) -> Graph:
     return Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(x, ops.Reshape((64, 256))(w)),))
 
 
+def rounding(graph: Graph, options: Options) -> tuple[float, float, float]:
+    """(distance from the exact result, bound of it, the largest magnitude) of a compiled graph on random values."""
+    values = RANDOM.standard_normal(graph.inputs[0].shape).astype(np.float32)  # type: ignore[arg-type]
+    real = interpret(graph, [values])[0]
+    program = CompiledModel(compiled_program(graph, options), threads=1)
+    distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
+    (bound,) = rounding_errors(graph, [values], options).values()
+    return distance, bound, np.abs(real).max()
+
+
 @pytest.mark.parametrize(("precision", "activations"), NARROW)
 @pytest.mark.parametrize("has_minimum", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 64])
@@ -132,12 +142,8 @@ def test_levels_in_narrower_programs(rows: int, has_minimum: bool, precision: st
     """Products of a few rows multiply levels, those of many weights of 16 bits."""
     graph = wide_layer(rows, has_minimum)
     options = Options(threads=1, cache=False, precision=precision, activations=activations)
-    values = RANDOM.standard_normal(graph.inputs[0].shape).astype(np.float32)  # type: ignore[arg-type]
-    real = interpret(graph, [values])[0]
-    program = CompiledModel(compiled_program(graph, options), threads=1)
-    distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
-    (bound,) = rounding_errors(graph, [values], options).values()
-    assert 0 < distance <= bound < np.abs(real).max() / 5
+    distance, bound, largest = rounding(graph, options)
+    assert 0 < distance <= bound < largest / 5
     parts = in_parts(as_compiled(graph, options))
     assert sum(isinstance(n.op, ops.Concat) for n in parts.nodes()) == 2 * has_minimum
 
@@ -155,11 +161,7 @@ def test_loops_in_narrower_programs(of: str, precision: str, activations: str) -
         op = replace(node.op, body=body.with_outputs(rebuild(body.outputs, {wide: w})))  # type: ignore[type-var]
         graph = graph.with_outputs(rebuild(graph.outputs, {node: Node.make(op, node.inputs, node.loc)}))
     options = Options(threads=1, cache=False, precision=precision, activations=activations)
-    values = RANDOM.standard_normal(graph.inputs[0].shape).astype(np.float32)  # type: ignore[arg-type]
-    real = interpret(graph, [values])[0]
-    program = CompiledModel(compiled_program(graph, options), threads=1)
-    distance = np.abs(np.asarray(program.run([values])[0]) - real).max()
-    (bound,) = rounding_errors(graph, [values], options).values()
+    distance, bound, _ = rounding(graph, options)
     assert distance <= bound
 
 
