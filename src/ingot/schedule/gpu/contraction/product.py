@@ -51,7 +51,8 @@ from ingot.schedule.gpu.contraction.columns import (
     strided_terms,
 )
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.contraction.levels import MIN_TERMS, Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.packed import MIN_TERMS, Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.tile import TileOfLevels
 from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.gpu.contraction.reduction import (
     TermBlocks,
@@ -61,7 +62,6 @@ from ingot.schedule.gpu.contraction.reduction import (
 )
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
-from ingot.schedule.gpu.contraction.tile_of_levels import TileOfLevels
 from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, vectors_first
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine

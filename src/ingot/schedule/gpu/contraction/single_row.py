@@ -4,7 +4,7 @@ and those of the next k-step are prefetched.
     for each k-step:  acc[columns, terms] += a[terms] * b[columns, terms]
     result = epilogue(sum of acc along the terms)
 
-A constant B is packed with contiguous terms. `row_of_levels.py` has B of 4 and 8 bits.
+A constant B is packed with contiguous terms. `levels/row.py` has B of 4 and 8 bits.
 
 A norm in front of the product is computed by each program, as the row is short beside its columns. Products of the same
 row whose results are combined share the kernel.
@@ -41,9 +41,9 @@ from ingot.schedule.gpu.blocks import (
     repack,
     tile_index,
 )
-from ingot.schedule.gpu.contraction.levels import Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.packed import Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.row import Read, RowOfLevels
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
-from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
 from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine

@@ -22,7 +22,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.choice import Tiling
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import all_of, offset_of, read_at, register
-from ingot.schedule.gpu.contraction.levels import Levels, Parameter
+from ingot.schedule.gpu.contraction.levels.packed import Levels, Parameter
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 
