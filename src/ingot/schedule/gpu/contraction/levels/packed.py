@@ -68,6 +68,13 @@ class Levels:
         return self.zero, self.scale
 
     @property
+    def sources(self) -> tuple[Buffer, ...]:
+        """The buffers that are read."""
+        return tuple(
+            dict.fromkeys(b for b in (self.buffer, *(p.source for p in self.parameters)) if isinstance(b, Buffer))
+        )
+
+    @property
     def parts(self) -> int:
         """Levels of a word."""
         return u32.bits // self.bits
@@ -88,14 +95,16 @@ class Levels:
             place = part % levels_per_shift * self.bits  # of the lowest bit, after a shift into the fraction
             if part and place == 0:
                 words = block.let(k.binary("lshr", words, k.lit(levels_per_shift * self.bits, u32)), "q")
-            exponent = FRACTION_BITS - place
             fraction = k.binary("and", words, k.lit((1 << self.bits) - 1 << place, u32))
-            shifted = k.bitcast(k.binary("or", fraction, k.lit(EXPONENT_BIAS + exponent << FRACTION_BITS, u32)), f32)
-            shift, zero = k.lit(2.0**exponent + self.bias, f32), k.cast(zero, f32)
-            if self.has_exact_parameters:
-                yield k.binary("sub", shifted, block.let(k.add(zero, shift), "zero"))
-            else:
-                yield k.binary("sub", k.binary("sub", shifted, shift), zero)
+            yield self.difference(block, fraction, FRACTION_BITS - place, zero)
+
+    def difference(self, block: Block, fraction: Expr, exponent: int, zero: Expr) -> Expr:
+        """level - zero, exact in f32. fraction: the level as bits of the fraction of 2^exponent."""
+        shifted = k.bitcast(k.binary("or", fraction, k.lit(EXPONENT_BIAS + exponent << FRACTION_BITS, u32)), f32)
+        shift, zero = k.lit(2.0**exponent + self.bias, f32), k.cast(zero, f32)
+        if self.has_exact_parameters:
+            return k.binary("sub", shifted, block.let(k.add(zero, shift), "zero"))
+        return k.binary("sub", k.binary("sub", shifted, shift), zero)
 
 
 @dataclass(frozen=True)

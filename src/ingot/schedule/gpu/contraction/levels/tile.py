@@ -1,4 +1,4 @@
-"""The product of several rows and 4- or 8-bit weights, in the words that a single row reads (`row_of_levels.py`).
+"""The product of several rows and 4- or 8-bit weights, in the words that a single row reads (`levels/row.py`).
 
 A k-step is some blocks of each column. Its words are a tile, and each part of them is a product of tensor cores:
 
@@ -20,7 +20,7 @@ from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import all_of, offset_of, read_at
-from ingot.schedule.gpu.contraction.levels import Levels, Parameter
+from ingot.schedule.gpu.contraction.levels.packed import Levels, Parameter
 from ingot.schedule.index import integer
 from ingot.support.dataclass import dataclass
 
