@@ -19,9 +19,12 @@ from ingot.support.errors import ImportModelError, InputError
 
 if TYPE_CHECKING:
     import llguidance
+    from llguidance._lib import JsonCompileOptions
 
 _EXTRA = "pip install 'ingot-compiler[language]'"
 _MAX_CHARACTERS = 1 << 20  # characters of a schema or a grammar
+# how JSON is written, as by `json.dumps`: with flexible spaces a model could write spaces forever
+JSON_SPACES: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
@@ -48,7 +51,7 @@ class Grammars:
         matcher = self._library.LLMatcher
         try:
             if schema is not None:
-                text = matcher.grammar_from_json_schema(_schema_text(schema))
+                text = matcher.grammar_from_json_schema(_schema_text(schema), defaults=JSON_SPACES)
             elif regex is not None:
                 text = matcher.grammar_from_regex(_checked("regex", regex))
             else:
@@ -58,7 +61,7 @@ class Grammars:
         grammar_matcher = matcher(self._tokenizer, text, log_level=0)
         if grammar_matcher.is_error():
             what = "the schema" if schema is not None else "the grammar"
-            raise InputError(what, expected="one that llguidance takes", got=grammar_matcher.get_error())
+            raise InputError(what, expected="one that llguidance takes", got=_reason(grammar_matcher))
         return Constraint(grammar_matcher, self._vocabulary)
 
 
@@ -106,7 +109,12 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InputError("the grammar", expected="an answer within its limits", got=self._matcher.get_error())
+            raise InputError("the grammar", expected="an answer within its limits", got=_reason(self._matcher))
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """The error of a matcher, without the dump of its state."""
+    return matcher.get_error().partition("<state>")[0].strip()
 
 
 def _schema_text(schema: Any) -> str:
