@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ingot.language.text.schemas import check_schemas, schemas_of
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.errors import ImportModelError, InputError
 
@@ -51,11 +52,13 @@ class Grammars:
         matcher = self._library.LLMatcher
         try:
             if schema is not None:
-                text = matcher.grammar_from_json_schema(_schema_text(schema), defaults=JSON_SPACES)
+                check_schemas((schema_text := _schema_text(schema),))
+                text = matcher.grammar_from_json_schema(schema_text, defaults=JSON_SPACES)
             elif regex is not None:
                 text = matcher.grammar_from_regex(_checked("regex", regex))
             else:
-                text = matcher.grammar_from_lark(_checked("grammar", grammar))
+                check_schemas(schemas_of(source := _checked("grammar", grammar)))
+                text = matcher.grammar_from_lark(source)
         except ValueError as error:
             raise InputError("the grammar", expected="one that llguidance reads", got=str(error)) from error
         grammar_matcher = matcher(self._tokenizer, text, log_level=0)
@@ -125,8 +128,7 @@ def _schema_text(schema: Any) -> str:
     if not isinstance(schema, str | Mapping):
         raise InputError("schema", expected="a JSON schema as a dict or a text", got=type(schema).__name__)
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        json.loads(text)
+        text = json.dumps(json.loads(schema) if isinstance(schema, str) else schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError("schema", expected="JSON", got=str(error)) from error
     return _checked("schema", text)
