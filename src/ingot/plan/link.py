@@ -16,6 +16,7 @@ from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
 from ingot.ops import Concat, Pad
 from ingot.ops.group import Group, Recomputed, label
 from ingot.plan.control import is_control, launch_control
+from ingot.plan.early_reads import EarlyReads
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
 from ingot.plan.joint_launch import MAX_FOLLOWING, Join, PendingGroup, PendingGroups, operands_exist
@@ -99,6 +100,7 @@ class Linker:
         self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler, join: Join | None, chain: Chain | None
     ):
         self.graph, self.storage, self.lower, self.assembler = graph, storage, lower, assembler
+        self.input_count = len(graph.inputs) - len(graph.state)
         self.pending, self.serial = PendingGroups(join), SerialLaunch(chain)
         self.weights = Weights()
         self.buffers: list[_Memory] = []
@@ -110,7 +112,7 @@ class Linker:
         self.launches: list[Launch] = []
         self.scratch = 0
         self.sizes = RuntimeSizes()
-        self.exact_dims = ExactDims()
+        self.exact_dims, self.early_reads = ExactDims(), EarlyReads()
         self.symbols: dict[int, tuple[Kernel, str]] = {}  # an id is valid while its kernel is referenced
         self.depth = 0
         self.under_way: tuple[int, int] | None = None  # source and target of an exchange that nothing waits for yet
@@ -250,10 +252,8 @@ class Linker:
             return
         lowered = self.pending.join_groups(groups)
         assert lowered is not None
-        operands = {
-            "in": [i for g in groups for i in g.node.inputs],
-            "out": [r for g in groups for r in g.node.results],
-        }
+        nodes = [g.node for g in groups]
+        operands = {"in": [i for n in nodes for i in n.inputs], "out": [r for n in nodes for r in n.results]}
         packed = [self._weight(self._constant(groups[0].node, p), p) for p in lowered.packs]
         first = self._next_step()
         name = " | ".join(label(g.node) for g in groups)
@@ -284,8 +284,7 @@ class Linker:
         temps = [self.add_temp(t) for t in lowered.temps]
         zeros = -1
         if lowered.zeros != 0:
-            self.buffers.append(_Memory("arena", lowered.zeros, halo="zeros", name="zeros"))
-            zeros = len(self.buffers) - 1
+            zeros = self._add_buffer(None, _Memory("arena", lowered.zeros, halo="zeros", name="zeros"))
 
         def resolve(arg: Arg) -> int:
             match arg.kind:
@@ -309,10 +308,16 @@ class Linker:
                 continue
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
             chunks, rounds = kernel_dim(step.kernel.chunks) * enabled, kernel_dim(step.kernel.rounds)
-            kernel, dims = self.exact_dims.of(step.kernel)
+            kernel = self.early_reads.allowed(step.kernel, [self._is_fixed(buffer) for buffer, _ in args])
+            kernel, dims = self.exact_dims.of(kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
             step_fields = self.symbol(kernel), args, tuple(map(expression, dims)), expression(chunks), name
             self.steps.append(rt.Step(*step_fields, expression(rounds)))
+
+    def _is_fixed(self, number: int) -> bool:
+        """Whether no step writes a buffer."""
+        b = self.buffers[number]
+        return b.kind == "weight" or (b.kind == "input" and b.index < self.input_count)
 
     def _touch(self, buffer: int, number: int) -> None:
         self.buffers[buffer].touch(number)
@@ -409,15 +414,13 @@ class Linker:
         return self._add_buffer(None, _Memory(kind, 8, index=index))
 
     def add_temp(self, nbytes: DimLike) -> int:
-        self.buffers.append(_Memory("arena", nbytes, name="temp"))
-        return len(self.buffers) - 1
+        return self._add_buffer(None, _Memory("arena", nbytes, name="temp"))
 
     def symbol(self, kernel: Kernel) -> str:
         """The native name of a kernel. Lowering is memoized, so equal layers share the object."""
         entry = self.symbols.get(id(kernel))
         if entry is None:
-            entry = kernel, f"{kernel.name}_{len(self.symbols)}"
-            self.symbols[id(kernel)] = entry
+            entry = self.symbols[id(kernel)] = kernel, f"{kernel.name}_{len(self.symbols)}"
             self.assembler.add(replace(kernel, name=entry[1]))
         return entry[1]
 

@@ -57,7 +57,7 @@ def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
 def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     """Merge the kernels of independent groups into one launch, on the operands of all; None if a kernel fills the GPU
     alone or cannot be merged. Kernels of one operand and one result, such as copies of weights, are merged whatever
-    their size. Each program releases the launch's consumers where its kernel does, if all kernels do."""
+    their size. Each program awaits producers and releases consumers where its kernel does, if all kernels do both."""
     are_unary = all(map(_is_unary, lows))
     if len(lows) > (MAX_MERGED_UNARY if are_unary else MAX_MERGED_KERNELS):
         return None
@@ -67,7 +67,7 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     first, hints = kernels[0], _common_hints(kernels, machine)
     if hints is None:
         return None
-    dropped = AwaitProducers if all(map(_releases_consumers, kernels)) else ORDERING_STATEMENTS
+    keeps_order = all(map(_releases_consumers, kernels))
     renamings = [_Renaming(n, kernel.chunk, _own_chunk(n, kernel)) for n, kernel in enumerate(kernels)]
     starts = [0, *accumulate(map(_program_count, kernels))]
 
@@ -78,7 +78,7 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
             is_before = k.binary("lt", first.chunk, integer(starts[middle]))
             return (If(is_before, branches(begin, middle), branches(middle, end)),)
         kernel, renaming = kernels[begin], renamings[begin]
-        body = renaming.body(tuple(s for s in kernel.body if not isinstance(s, dropped)))
+        body = renaming.body(tuple(s for s in kernel.body if keeps_order or not isinstance(s, ORDERING_STATEMENTS)))
         return body if begin == 0 else (Let(renaming.chunk, k.sub(first.chunk, integer(starts[begin]))), *body)
 
     kernel = replace(
@@ -90,8 +90,8 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
         body=branches(0, len(kernels)),
         hints=hints,
     )
-    args = tuple(a for low in lows for a in low.steps[0].args)
-    return await_producers(Lowered((Step(kernel, args),)), machine)
+    merged = Lowered((Step(kernel, tuple(a for low in lows for a in low.steps[0].args)),))
+    return merged if keeps_order else await_producers(merged, machine)
 
 
 def _common_hints(kernels: Sequence[Kernel], machine: Machine) -> tuple[tuple[str, int], ...] | None:

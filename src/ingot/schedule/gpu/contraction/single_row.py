@@ -1,5 +1,5 @@
 """Products of a single row, as in a decoder's step. Loading weights dominates, so each is loaded once by wide loads,
-and those of the next k-step are prefetched.
+and those of the next k-step are prefetched, those of the first one before the kernels end that produce the row.
 
     for each k-step:  acc[columns, terms] += a[terms] * b[columns, terms]
     result = epilogue(sum of acc along the terms)
@@ -124,8 +124,11 @@ class _Weights:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it can be read before earlier kernels end."""
         return bool(self.packs)
+
+    @property
+    def has_contiguous_terms(self) -> bool:
+        return self.is_constant or self.loops.reduce[-1].b == 1
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class _SingleRow:
                 group = group.without(index)
         loops = weights[0].loops
         n, depth, batch = (product(x.extent for x in axes) for axes in (loops.cols, loops.reduce, loops.batch))
-        is_k_contiguous = weights[0].is_constant or loops.reduce[-1].b == 1
+        is_k_contiguous = weights[0].has_contiguous_terms
         levels = weights[0].levels
         block, packed_halves = (levels.step, 16 // levels.bits) if levels else (1, 1)
         shape = ProductShape(1, n, depth, batch, x.dtype, is_k_contiguous, 0, block, packed_halves, len(weights))
@@ -215,7 +218,7 @@ class _SingleRow:
         tile = t.columns, t.depth
         accs = [register(top, "acc", constant_tile(dtype, tile)) for _ in self.bs]
         prefetched: list[Buffer] = []
-        if depth != 0 and all(b.is_constant for b in self.bs):
+        if depth != 0 and all(b.has_contiguous_terms for b in self.bs):
             for b, weights in enumerate(self.bs):
                 prefetched.append(top.alloc("held", weights.buffer.dtype, 1, lanes=tile[0] * tile[1], tile=tile))
                 top.store(prefetched[b], ZERO, k.spread(weight_tile.weights(top, b, begin), tile))
