@@ -9,7 +9,7 @@
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
            | Range | Spread(a) | ReduceAlong(fn, a, axis) | ScanAlong(fn, a, axis) | Transposed(a)
-           | TileProduct(a, b, c, tf32)
+           | TileProduct(a, b, c, tf32) | QuadProduct(words, terms, zero, row) | LaneSums(values)
            | TileLoad(buffer, row, column)
 
 Statements are ordered; expressions have no effects, and a Load reads memory at the point of its statement. Every
@@ -330,6 +330,31 @@ class TileProduct(Expr):
     b: Expr
     c: Expr
     tf32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuadProduct(Expr):
+    """Products of levels of 4 bits and terms of 16, summed over quads: four neighboring lanes. The lanes of a tile of
+    one row are those of warps, 32 each. Lane 4i + j of a warp is the sum over quad i of its levels by the terms of quad
+    2j + i % 2: of (level - zero) * term, exact, accumulated in f32 in an order that the target chooses.
+
+    words: of two rows of A, u32, eight levels each, the first in the lowest bits; `row` tells whose products these are.
+    terms: four pairs of `term_dtype` in 32 bits, pair n for the levels n and n + 4.
+    """
+
+    words: tuple[Expr, Expr]
+    terms: tuple[Expr, ...]
+    term_dtype: DType
+    zero: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSums(Expr):
+    """A row of the sums of all lanes of each of `values`, tiles of one row: a power of two of them, at most 32, in an
+    order that the target chooses."""
+
+    values: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)

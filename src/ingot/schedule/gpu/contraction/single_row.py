@@ -43,6 +43,7 @@ from ingot.schedule.gpu.blocks import (
 )
 from ingot.schedule.gpu.contraction.levels.packed import Levels, levels_of
 from ingot.schedule.gpu.contraction.levels.row import Read, RowOfLevels
+from ingot.schedule.gpu.contraction.levels.row_of_quads import RowOfQuads, multiplies_quads
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
 from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
@@ -142,6 +143,7 @@ class _SingleRow:
     site: Site
     packs: tuple[Pack, ...]
     packed: tuple[tuple[Buffer, Arg], ...]
+    machine: Machine
 
     @staticmethod
     def of(
@@ -175,7 +177,7 @@ class _SingleRow:
         site = product_site(body, anchors, loops, shape, machine, packed=weights[0].is_constant)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
-        return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed)
+        return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed, machine)
 
     def lower(self) -> Lowered:
         t, loops = self.tiling, self.loops
@@ -205,7 +207,10 @@ class _SingleRow:
         begin, end = work.k_range(top, t.parts, depth, t.depth)
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
         if of_levels:
-            return RowOfLevels(of_levels, t).sums(top, first_column, (begin, end), lambda: self._row_reader(top))
+            dtype = self.anchors[0].inputs[0].dtype
+            in_quads = all(multiplies_quads(levels, dtype, t, self.machine) for levels, _ in of_levels)
+            row = RowOfQuads(of_levels, t, dtype) if in_quads else RowOfLevels(of_levels, t)
+            return row.sums(top, first_column, (begin, end), lambda: self._row_reader(top))
         weight_tile = _WeightTile.of(top, self, batch, first_column)
         tile = t.columns, t.depth
         accs = [register(top, "acc", constant_tile(dtype, tile)) for _ in self.bs]
