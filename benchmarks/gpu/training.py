@@ -68,30 +68,29 @@ class _Logits(nn.Module):
         return self.model(input_ids=ids).logits
 
 
-def _language(model: str, config: str, batch: int, length: int, **sizes: Any) -> Network:
+def _language(model: str, kind: str, batch: int, length: int, **sizes: Any) -> Network:
+    """model: an auto class of `transformers`; kind: its name for the architecture, whose sizes are the rest."""
     import transformers
 
-    settings = getattr(transformers, config)(**sizes, use_cache=False)
-    net = _Logits(getattr(transformers, model)(settings))
+    settings = transformers.AutoConfig.for_model(kind, **sizes, use_cache=False)
+    net = _Logits(getattr(transformers, model).from_config(settings))
     ids = torch.randint(0, settings.vocab_size, (batch, length))
     return net, ids, torch.randint(0, settings.vocab_size, (batch, length))
 
 
 def _gpt2() -> Network:
-    return _language(
-        "GPT2LMHeadModel", "GPT2Config", 8, 256, n_layer=6, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
-    )
+    return _language("AutoModelForCausalLM", "gpt2", 8, 256, n_layer=6, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 
 
 def _bert() -> Network:
     sizes = {"num_hidden_layers": 6, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return _language("BertForMaskedLM", "BertConfig", 16, 128, **sizes)
+    return _language("AutoModelForMaskedLM", "bert", 16, 128, **sizes)
 
 
 def _llama() -> Network:
     sizes = {"num_hidden_layers": 12, "hidden_size": 768, "intermediate_size": 2048, "vocab_size": 32000}
     heads = {"num_attention_heads": 12, "num_key_value_heads": 4}
-    return _language("LlamaForCausalLM", "LlamaConfig", 8, 512, **sizes, **heads)
+    return _language("AutoModelForCausalLM", "llama", 8, 512, **sizes, **heads)
 
 
 NETWORKS: dict[str, Callable[[], Network]] = {
@@ -105,8 +104,18 @@ NETWORKS: dict[str, Callable[[], Network]] = {
 }
 
 
+def network(name: str) -> Network:
+    """One of NETWORKS, `timm:NAME` with 32 images, or 6 layers of `transformers:ARCHITECTURE` with 8x256 tokens."""
+    library, _, model = name.partition(":")
+    if library == "timm" and model:
+        return _timm(model, 32)
+    if library == "transformers" and model:
+        return _language("AutoModelForCausalLM", model, 8, 256, num_hidden_layers=6)
+    return NETWORKS[name]()
+
+
 def _on_gpu(name: str) -> Network:
-    net, x, y = NETWORKS[name]()
+    net, x, y = network(name)
     net, x, y = net.cuda().train(), x.cuda(), y.cuda()
     if x.dim() == 4:
         net, x = net.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -291,7 +300,9 @@ def table(file: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(NETWORKS), help="networks, by comma")
+    parser.add_argument(
+        "--only", default=",".join(NETWORKS), help="networks, by comma; also timm:NAME, transformers:ARCHITECTURE"
+    )
     parser.add_argument("--engine", default=",".join(ENGINES), help="engines, by comma")
     parser.add_argument("--file", type=Path, default=Path("training.jsonl"))
     parser.add_argument("--seconds", type=float, default=120.0, help="of one network and engine")

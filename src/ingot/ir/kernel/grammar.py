@@ -343,7 +343,11 @@ class QuadProduct(Expr):
     """
 
     words: tuple[Expr, Expr]
+<<<<<<< HEAD
     terms: tuple[Expr, ...]
+=======
+    terms: tuple[Expr, Expr, Expr, Expr]
+>>>>>>> main
     term_dtype: DType
     zero: int
     row: int

@@ -102,7 +102,7 @@ class _Fusion:
             for g in self.groups_of.get(u, ()):
                 self.readers.setdefault(g, []).append(u)
         groups = list(self.readers)
-        if len(groups) == 1 and self._join_prologue(groups[0], node):
+        if self._join_prologue(groups, node):
             return
         if node in self.optional_memory:
             self.in_memory.add(node)
@@ -118,12 +118,8 @@ class _Fusion:
         if is_free(node) or node in self.channels.unpadded or (self.policy.widens_values and widens(node)):
             self._place_free(node, groups, needs_memory)
             return
-        if (
-            not needs_memory
-            and groups
-            and all(self.groups_of.get(u) for u in users)
-            and not any(map(self._is_full, groups))
-        ):
+        is_read_by_groups = bool(groups) and all(self.groups_of.get(u) for u in users)
+        if not needs_memory and is_read_by_groups and not any(map(self._is_full, groups)):
             if len(groups) == 1 and self._join(groups[0], node):
                 return
             if len(groups) > 1 and self._join_all(groups, node):
@@ -255,28 +251,31 @@ class _Fusion:
         source = None if panel is None else source_of(panel)
         return source is not None and is_pointwise(source) and source not in self.tails and len(self.users[source]) == 1
 
-    def _join_prologue(self, g: OpenGroup, node: Node) -> bool:
-        """Add `node`, which only the rows of the group's anchor need, to the anchor's prologue."""
-        if g.panel is None or node in self.outputs or node in self.in_memory:
+    def _join_prologue(self, groups: list[OpenGroup], node: Node) -> bool:
+        """Add `node`, which only the rows of the groups' anchors need, to their prologues: of one group, or of several
+        that require it."""
+        is_required = bool(groups) and all(node in g.required for g in groups)
+        if not (is_required or len(groups) == 1) or node in self.outputs or node in self.in_memory:
             return False
-        anchors = (g.anchor, *g.siblings) if node is g.panel else ()
-        if not all(u in g.prologue or u in anchors for u in self.users[node]):
+        panel = groups[0].panel
+        if panel is None or not all(any(g.is_prologue_reader(u, node) for g in groups) for u in self.users[node]):
             return False
-        if node in g.required:
+        if is_required:
             if is_contraction(node):
-                self.in_memory.update(i for i in node.inputs if i not in g.required)
+                self.in_memory.update(i for i in node.inputs if i not in groups[0].required)
         elif is_free(node):
             if node in self.optional_memory:
                 if not is_strided_view(node) or is_row_transpose(node):
                     return False
                 self.optional_memory.update(node.inputs)
         else:
-            is_full_size = product(node.shape) == product(g.panel.shape) and category(node.op) is Category.ELEMENTWISE
+            is_full_size = product(node.shape) == product(panel.shape) and category(node.op) is Category.ELEMENTWISE
             if node in self.tails or not (is_full_size or is_cheap(node)):
                 return False
-        self._add(g, node, None)
-        g.prologue.add(node)
-        self.groups_of[node] = [g]
+        for g in groups:
+            self._add(g, node, None)
+            g.prologue.add(node)
+        self.groups_of[node] = groups
         return True
 
     def _join(self, g: OpenGroup, node: Node) -> bool:

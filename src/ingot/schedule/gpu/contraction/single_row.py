@@ -303,18 +303,17 @@ class _WeightTile:
             if product_row.a is None
             else ix.add(dim_expr(product_row.a[1]), offset_of(batch, [x.a for x in loops.batch]))
         )
-        starts = [ix.add(dim_expr(b.offset), offset_of(batch, [x.b for x in loops.batch])) for b in product_row.bs]
-        column_offsets = offset_of(index, [x.b for x in loops.cols])
-        bases = tuple(top.let(ix.add(begin, column_offsets), "b") for begin in starts)
+        starts = (ix.add(dim_expr(b.offset), offset_of(batch, [x.b for x in b.loops.batch])) for b in product_row.bs)
+        columns = (offset_of(index, [x.b for x in b.loops.cols]) for b in product_row.bs)
+        bases = tuple(top.let(ix.add(*pair), "b") for pair in zip(starts, columns, strict=True))
         return _WeightTile(product_row, top.let(a, "a"), bases, live)
 
     def weights(self, block: Block, b: int, at: Expr) -> Expr:
         """The tile of B of a k-step, in its stored type."""
-        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.product.loops.reduce))
+        weights = self.product.bs[b]
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in weights.loops.reduce))
         offset, in_bounds = reduction_offsets(block, at, self.product.tiling.depth, axes, 1, [x.b for x in axes])
-        return read_at(
-            block, self.product.bs[b].buffer, ix.add(offset, self.bases[b]), all_of(in_bounds, self.in_bounds)
-        )
+        return read_at(block, weights.buffer, ix.add(offset, self.bases[b]), all_of(in_bounds, self.in_bounds))
 
     def row(self, block: Block, em: Emitter, at: Expr) -> Expr:
         """The row's terms of a k-step."""

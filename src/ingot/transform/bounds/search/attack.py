@@ -12,10 +12,13 @@ import numpy as np
 
 from ingot import ops
 from ingot.autodiff import differentiable, gradients
+from ingot.autodiff.rules import RULES
 from ingot.driver.compile import Options, compiled_program
 from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.unroll import unroll
 from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
@@ -131,7 +134,8 @@ def _direction(slopes: np.ndarray) -> np.ndarray:
 
 def _step_graph(graph: Graph, rows: np.ndarray, points: int) -> Graph:
     """x [points, *x], weights [points, rows] -> margins [points, rows], gradient of weights . margins [points, *x]"""
-    core = differentiable(with_spec(graph, rows))
+    loops = lower_model_ops(with_spec(graph, rows), frozenset(RULES) - {ops.Recurrent})
+    core = differentiable(unroll(fold_constants(loops)))  # as loops have no batches of points
     (x,), (margins,) = core.inputs, core.results
     weights = Input("weights", TensorType(x.dtype, margins.shape))()
     loss = ops.DotGeneral(((), ()), ((0,), (0,)))(ops.cast(weights, margins.dtype), margins)
