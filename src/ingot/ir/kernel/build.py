@@ -237,13 +237,7 @@ def tile_product(a: Expr, b: Expr, c: Expr, tf32: bool = False) -> Expr:
     return TileProduct(c.dtype, c.lanes, a, b, c, tf32, tile=c.tile)
 
 
-<<<<<<< HEAD
 def quad_product(words: tuple[Expr, Expr], terms: tuple[Expr, ...], dtype: DType, zero: int, row: int) -> Expr:
-=======
-def quad_product(
-    words: tuple[Expr, Expr], terms: tuple[Expr, Expr, Expr, Expr], dtype: DType, zero: int, row: int
-) -> Expr:
->>>>>>> main
     return QuadProduct(f32, words[0].lanes, words, terms, dtype, zero, row, tile=words[0].tile)
 
 

@@ -343,11 +343,7 @@ class QuadProduct(Expr):
     """
 
     words: tuple[Expr, Expr]
-<<<<<<< HEAD
     terms: tuple[Expr, ...]
-=======
-    terms: tuple[Expr, Expr, Expr, Expr]
->>>>>>> main
     term_dtype: DType
     zero: int
     row: int
