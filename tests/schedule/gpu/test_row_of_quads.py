@@ -9,11 +9,12 @@ import pytest
 from ingot import ops
 from ingot.ir import kernel as k
 from ingot.ir.interp import interpret
-from ingot.ir.kernel.verify import children
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType, dtype_of
 from tests.conformance.checked import planned, run_planned
 from tests.conformance.targets import H100
+from tests.schedule.gpu.test_single_row import normed
 
 RNG = np.random.default_rng(11)
 BF16, U4, I4 = ml_dtypes.bfloat16, ml_dtypes.uint4, ml_dtypes.int4
@@ -29,10 +30,7 @@ def levels(depth: int, columns: int, block: int, kind: type, stored: type, zero:
 
 
 def has_quads(kernel: k.Kernel) -> bool:
-    def has(e: k.Expr) -> bool:
-        return isinstance(e, k.QuadProduct) or any(map(has, children(e)))
-
-    return any(has(s.value) for s in kernel.body if isinstance(s, k.Store))
+    return "quads." in show_kernel(kernel)
 
 
 @pytest.mark.parametrize(("kind", "depth", "columns", "block", "stored", "zero"), [
@@ -66,3 +64,19 @@ def test_zeros_of_blocks_are_no_constant():
     w = ops.reshape(ops.Dequantize()(const(q), const(zero), const(np.ones((8, 32, 1), np.float16))), (8, 1024))
     _, kernels = planned(Graph((x,), (ops.DotGeneral(((), ()), ((1,), (1,)))(x, w),)), H100)
     assert not any(map(has_quads, kernels.values()))
+
+
+@pytest.mark.parametrize("columns", [33, 70])
+def test_a_norm_and_a_gate_of_quads(columns):
+    x = Input("x", TensorType(dtype_of(np.empty(0, np.float16)), (1, 1024)))()
+    row = normed(x)
+    gate, up = (
+        ops.DotGeneral(((), ()), ((1,), (1,)))(row, levels(1024, columns, 32, np.float16, U4, 8)) for _ in range(2)
+    )
+    g = Graph((x,), (ops.Mul()(ops.Logistic()(gate), up),))
+    program, kernels = planned(g, H100)
+    assert len(program.steps) == 1 and all(map(has_quads, kernels.values()))
+    v = RNG.normal(size=(1, 1024)).astype(np.float16)
+    (got,), (want,) = run_planned(program, kernels, [v]), interpret(g, [v])
+    got, want = got.astype(np.float64), want.astype(np.float64)
+    assert np.abs(got - want).max() < 4e-3 * np.abs(want).max()

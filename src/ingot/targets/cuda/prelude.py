@@ -3,6 +3,8 @@ producers have ended."""
 
 from functools import reduce
 
+from ingot.targets.cuda.lanes import LANES_PRELUDE
+
 PRELUDE = '''\
 import triton
 import triton.language as tl
@@ -65,72 +67,6 @@ def fold_min(a, b):
 
 
 @triton.jit
-def lane_of(a):
-    return tl.arange(0, a.shape[1])[None, :] % 32
-
-
-@triton.jit
-def exchanged(a, b, BIT: tl.constexpr):
-    """The sum of a over two lanes whose numbers differ in BIT, in the lower one; in the other, that of b."""
-    is_upper = lane_of(a) & BIT != 0
-    given = tl.where(is_upper, a, b)
-    taken = tl.inline_asm_elementwise(
-        "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", "=f,f,r", [given, BIT], tl.float32, is_pure=True, pack=1
-    )
-    return tl.where(is_upper, b, a) + taken
-
-
-@triton.jit
-def level_pair(words, PLACE: tl.constexpr, zero, IS_BF16: tl.constexpr):
-    """Levels at PLACE of both halves of words as 16-bit floats: or-ed into the fraction of 128 or 1024, less `zero`."""
-    words = words >> PLACE
-    if IS_BF16:
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 p; lop3.b32 p, $1, 0x000F000F, $2, 0xEA; sub.rn.bf16x2 $0, p, $3; }",
-            "=r,r,r,r", [words, 0x43004300, zero], tl.uint32, is_pure=True, pack=1,
-        )
-    return tl.inline_asm_elementwise(
-        "{ .reg .b32 p; lop3.b32 p, $1, 0x000F000F, $2, 0xEA; sub.rn.f16x2 $0, p, $3; }",
-        "=r,r,r,r", [words, 0x64006400, zero], tl.uint32, is_pure=True, pack=1,
-    )
-
-
-@triton.jit
-def quad_products(a, b, x, y, z, w, ZERO: tl.constexpr, IS_BF16: tl.constexpr):
-    """`QuadProduct` of both rows by tensor cores: a warp's quads of `a` are rows 0 to 7 of a matrix, those of `b` rows
-    8 to 15, and those of the terms its columns."""
-    zero = (0x43004300 + 0x00010001 * ZERO) if IS_BF16 else (0x64006400 + 0x00010001 * ZERO)
-    operands = [
-        level_pair(a, 0, zero, IS_BF16), level_pair(b, 0, zero, IS_BF16),
-        level_pair(a, 4, zero, IS_BF16), level_pair(b, 4, zero, IS_BF16), x, y,
-        level_pair(a, 8, zero, IS_BF16), level_pair(b, 8, zero, IS_BF16),
-        level_pair(a, 12, zero, IS_BF16), level_pair(b, 12, zero, IS_BF16), z, w,
-    ]
-    if IS_BF16:
-        c, d, e, f = tl.inline_asm_elementwise(
-            """{ .reg .f32 c<4>;
-            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {c0, c1, c2, c3}, {$4, $5, $6, $7}, {$8, $9},
-                {0f00000000, 0f00000000, 0f00000000, 0f00000000};
-            mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {$0, $1, $2, $3}, {$10, $11, $12, $13}, {$14, $15},
-                {c0, c1, c2, c3}; }""",
-            "=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", operands,
-            dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
-        )
-    else:
-        c, d, e, f = tl.inline_asm_elementwise(
-            """{ .reg .f32 c<4>;
-            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {c0, c1, c2, c3}, {$4, $5, $6, $7}, {$8, $9},
-                {0f00000000, 0f00000000, 0f00000000, 0f00000000};
-            mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {$0, $1, $2, $3}, {$10, $11, $12, $13}, {$14, $15},
-                {c0, c1, c2, c3}; }""",
-            "=f,=f,=f,=f,r,r,r,r,r,r,r,r,r,r,r,r", operands,
-            dtype=(tl.float32, tl.float32, tl.float32, tl.float32), is_pure=True, pack=1,
-        )
-    is_odd = lane_of(a) // 4 % 2 == 1
-    return tl.where(is_odd, d, c), tl.where(is_odd, f, e)
-
-
-@triton.jit
 def exp2_narrow(a):
     """Results below 2^-126 are 0."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1)
@@ -165,6 +101,7 @@ def scaled_f64(a, n):
     half = (((n * 0.5).to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
     return a * half * half
 '''
+PRELUDE = f"{PRELUDE}\n\n{LANES_PRELUDE}"
 
 _CUDA_IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice\n"
 _CUDA_EXP2 = 'tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1)'

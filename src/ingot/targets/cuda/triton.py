@@ -22,6 +22,7 @@ from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, bf16, boolean, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
+from ingot.targets.cuda.lanes import lanes_text
 from ingot.targets.cuda.narrow import NARROW_FORMATS, lower_narrow_floats
 from ingot.targets.cuda.rounds import PROGRAM, ROUND, split_rounds
 
@@ -323,11 +324,8 @@ class _Text:
                 return f"tl.trans({self.of(e.a)})"
             case k.TileProduct():
                 return self.product(e)
-            case k.QuadProduct():
-                operands = ", ".join(map(self.of, (*e.words, *e.terms)))
-                return f"quad_products({operands}, {e.zero}, {e.term_dtype == bf16})[{e.row}]"
-            case k.LaneSums():
-                return self.lane_sums(e)
+            case k.QuadProduct() | k.LaneSums() | k.NarrowLevels():
+                return lanes_text(e, self.tensor, self.writer.assign)
             case k.Either():
                 return self.of(e.b)
             case k.Lookup():
@@ -380,16 +378,6 @@ class _Text:
             raise CompileError("positions in a line", expected="a column or a row")
         subscript = "[None, :]" if e.tile[0] == 1 else "[:, None]"
         return f"tl.arange(0, {e.lanes}){subscript}{self.writer.index_cast}"
-
-    def lane_sums(self, e: k.LaneSums) -> str:
-        """Halves of a warp's lanes exchange the sums of each other's values, until a lane has one."""
-        count, lanes, bit = len(e.values), e.values[0].lanes, 16
-        sums = [self.of(v) for v in e.values]
-        while len(sums) > 1:
-            pairs = zip(sums[: len(sums) // 2], sums[len(sums) // 2 :], strict=True)
-            sums, bit = [self.writer.assign(f"exchanged({a}, {b}, {bit})") for a, b in pairs], bit // 2
-        shape = lanes // 32, count, 32 // count
-        return f"tl.reduce(tl.reduce(tl.reshape({sums[0]}, {shape}), 2, fold_add), 0, fold_add)[None, :]"
 
     def product(self, e: k.TileProduct) -> str:
         precision = f', input_precision="{"tf32" if e.tf32 else "ieee"}"' if e.a.dtype == f32 else ""
