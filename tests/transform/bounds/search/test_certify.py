@@ -176,6 +176,17 @@ def test_what_is_not_decided_is_unknown(tmp_path: Path) -> None:
     assert timed_out.answer == "unknown" and "boxes are left" in timed_out.reason
 
 
+def test_boxes_as_wide_as_their_type(tmp_path: Path) -> None:
+    """Widths that overflow in f32 are searched; ends that do are named."""
+    net = nn.Linear(3, 2)
+    torch.onnx.export(net.eval(), (torch.zeros(1, 3),), tmp_path / "net.onnx", dynamo=False)
+    found = ingot.certify(tmp_path / "net.onnx", parse_property(_property("(>= Y_0 1e35)", -3e38, 3e38)))
+    assert found.answer == "refuted"
+    assert ingot.attack(net, torch.zeros(1, 3), lower=-3e38, upper=3e38, spec=[[1.0, 0.0]]).margin < -1e35
+    beyond = ingot.certify(tmp_path / "net.onnx", parse_property(_property("(>= Y_0 1e300)", -1e39, 1)))
+    assert beyond.answer == "unknown" and beyond.reason == "a box reaches beyond the range of f32"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -18,7 +18,7 @@ from ingot.transform.bounds.crown import Walk
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.graph import Bounded
 from ingot.transform.bounds.rounding import absolute_value, maximum, minimum, where
-from ingot.transform.bounds.search.attack import Goal
+from ingot.transform.bounds.search.attack import Goal, widths_of
 from ingot.transform.bounds.walks import lower_bounds
 from ingot.transform.vectorize import vectorize
 
@@ -138,7 +138,7 @@ class Splits:
         chosen = self.random.permutation(len(lower))[: self.probes]
         low, high = (np.repeat(v[chosen][:, None], 2 * len(self.elements), 1) for v in (lower, upper))
         for i, element in enumerate(self.elements):
-            middle = _middles(lower, upper)[chosen, element]
+            middle = middles_of(lower, upper)[chosen, element]
             high[:, 2 * i, element] = low[:, 2 * i + 1, element] = middle
         flat = [v.reshape(-1, len(self.widths)) for v in (low, high)]
         halves = self.deficit(bound(*flat)).reshape(len(chosen), len(self.elements), 2).sum(2)
@@ -157,13 +157,13 @@ class Splits:
         return -np.minimum(best, 0.0).sum(0) if best else np.zeros(len(rows))
 
     def relative(self, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-        return np.divide(upper - lower, self.widths, out=np.zeros(lower.shape), where=self.widths > 0)
+        return np.divide(widths_of(lower, upper), self.widths, out=np.zeros(lower.shape), where=self.widths > 0)
 
     def halves(
         self, lower: np.ndarray, upper: np.ndarray, influence: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Both halves of each box; None if a box has no float between its ends in the chosen element."""
-        widths, middles = self.relative(lower, upper), _middles(lower, upper)
+        widths, middles = self.relative(lower, upper), middles_of(lower, upper)
         can_split = (middles > lower) & (middles < upper)
         if self.gains.any():
             score = widths * np.divide(
@@ -180,5 +180,5 @@ class Splits:
         return np.concatenate([lower, low]), np.concatenate([high, upper])
 
 
-def _middles(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    return lower + (upper - lower) / 2
+def middles_of(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    return (lower + widths_of(lower, upper) / 2).astype(lower.dtype)

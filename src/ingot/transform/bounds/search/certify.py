@@ -32,8 +32,8 @@ from ingot.transform.bounds.graph import Bounded, Question
 from ingot.transform.bounds.narrow import in_parts
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.run import as_compiled, rounded, rounding_of
-from ingot.transform.bounds.search.attack import Attack, Goal, attack_program, check_seed
-from ingot.transform.bounds.search.boxes import Splits, batched, box_graph, can_improve, is_small
+from ingot.transform.bounds.search.attack import Attack, Goal, attack_program, check_seed, widths_of
+from ingot.transform.bounds.search.boxes import Splits, batched, box_graph, can_improve, is_small, middles_of
 from ingot.transform.bounds.search.neurons import Cases, Neurons, neurons_of
 from ingot.transform.bounds.search.vnnlib import Alternative, Property
 from ingot.transform.bounds.slopes import Slopes, slopes_of
@@ -315,13 +315,15 @@ class Search:
         """None if no input of the task's box reaches its goal, else a verdict."""
         if self.is_late:  # before a program is compiled
             return self.verdict(UNKNOWN, f"boxes are left after {self.seconds:g} s")
+        if not np.isfinite(self.outer_ends(task.box)).all():
+            return self.verdict(UNKNOWN, f"a box reaches beyond the range of {self.x.dtype}")
         programs, goal, box = task.programs, task.goal, task.box
         is_wide = int((box.upper > box.lower).sum()) > _MAX_SPLIT_ELEMENTS
         count = min(programs.bounded.boxes, _MAX_WIDE_BOXES if is_wide else _BATCH_BOXES)
         bounds, boxes_before_improving = programs.bounds(count), self.boxes + PLAIN_BOXES
         lower, upper = (v.reshape(1, -1) for v in self.outer_ends(box))
         limits = goal.limits
-        splits = Splits(goal, limits, (upper - lower)[0], 0 if is_wide else count)
+        splits = Splits(goal, limits, widths_of(lower, upper)[0], 0 if is_wide else count)
         batches = 0
         while len(lower):
             if self.is_late:
@@ -387,7 +389,7 @@ class Search:
     def attack_boxes(self, task: Task, lows: np.ndarray, highs: np.ndarray) -> Verdict | None:
         """A counterexample in the remaining boxes, after a few steps from their centers."""
         lower, upper = (self.padded(v, _BATCH_BOXES) for v in (lows, highs))
-        point, violation = task.attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
+        point, violation = task.attack.descend(middles_of(lower, upper), lower, upper, _STEPS_IN_BOXES)
         return self.counterexample(task, point) if violation <= 0 else None
 
     def padded(self, flat: np.ndarray, count: int) -> np.ndarray:
