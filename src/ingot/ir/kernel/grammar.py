@@ -353,6 +353,8 @@ Body = tuple[Stmt, ...]
 class For(Stmt):
     """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code. `flatten`: a
     hint that the loop and the one inside it had better be one loop, so that loads of a turn begin in the turn before.
+    `prefetch`: turns before a turn in which its loads begin; 0: the compiler's choice. No load of the loop reads what
+    the loop stores.
     """
 
     var: Var
@@ -362,6 +364,7 @@ class For(Stmt):
     body: Body
     unroll: bool = False
     flatten: bool = False
+    prefetch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
