@@ -1,7 +1,7 @@
 """Kernel IR: the loop language that schedules emit and targets print. The grammar:
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
-    stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
+    stmt   ::= For(var, begin, end, step, body, unroll, flatten, prefetch) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index) | AwaitStores | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
