@@ -30,6 +30,7 @@ from ingot.ops.core.base import Category, category, is_contraction, operands_in_
 from ingot.ops.group import Group
 from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.channel_images import ChannelImages
+from ingot.passes.fusion.column_sums import join_column_sums
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
     gathers_rows,
@@ -464,7 +465,7 @@ class _Fusion:
             if n.is_leaf:
                 memo[n] = n
             elif n in self.storage:
-                memo[n] = self._build_storage(n, memo)
+                memo[n] = n.op(*(memo.get(i, i) for i in n.inputs), loc=n.loc)
             elif n in self.groups_of and self.groups_of[n][0].root is n and len(self.groups_of[n]) == 1:
                 memo[n] = self.groups_of[n][0].build(memo)
                 self.reasons[memo[n]] = self.root_reasons[n]
@@ -478,10 +479,6 @@ class _Fusion:
             outputs.append(memo[n] if is_written or is_unchanged_state else copy_group(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)
 
-    def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:
-        """Build a storage op on the built groups."""
-        return node.op(*(memo.get(i, i) for i in node.inputs), loc=node.loc)
-
 
 def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] | None = None) -> Graph:
     """Turn a CORE graph, with composite ops that the target keeps, into groups, storage ops, inputs and constants.
@@ -490,7 +487,7 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, images = fusion.run(), dict[Node, Node]()
     if policy.pools_images:
         fused, images = pool_in_producers(fused)
-    for join in (compute_updates, join_results, join_epilogues, join_siblings):
+    for join in (compute_updates, join_results, join_epilogues, join_siblings, join_column_sums):
         fused, merged = join(fused, policy)
         images = {n: merged.get(g, g) for n, g in images.items()} | merged
     if reasons is not None:
