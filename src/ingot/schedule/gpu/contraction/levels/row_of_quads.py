@@ -48,8 +48,6 @@ class RowOfQuads(RowOfLevels):
 
     dtype: DType = f32
     loads: ClassVar[int] = GROUPS
-    columns_at_once: ClassVar[int] = 2
-    columns_in_flight: ClassVar[int | None] = 8
 
     @property
     def _lanes(self) -> int:
@@ -124,18 +122,22 @@ class RowOfQuads(RowOfLevels):
     ) -> None:  # fmt: skip
         assert isinstance(levels.zero.source, Lit)
         zero, own = int(levels.zero.source.value) + levels.bias, block.let(self._own_group(), "group")
-        for column, ((_, scale),) in enumerate(parameters):
-            results = [
-                k.quad_product(
-                    (words[0][g], words[-1][g]), tuple(terms[g * PAIRS : (g + 1) * PAIRS]), self.dtype, zero, column
-                )
-                for g in range(GROUPS)
-            ]
-            value = results[-1]
-            for group in range(GROUPS - 1):
-                value = k.select(k.binary("eq", own, integer(group)), results[group], value)
-            total = k.fma(*k.broadcast(value, k.cast(scale, f32), k.load(totals[column], ZERO)))
-            block.store(totals[column], ZERO, total)
+        for first in range(0, len(totals), 2):
+            columns = range(first, min(first + 2, len(totals)))
+            for column in columns:
+                results = [
+                    k.quad_product(
+                        (words[first][g], words[columns[-1]][g]), tuple(terms[g * PAIRS : (g + 1) * PAIRS]), self.dtype,
+                        zero, column - first,
+                    )
+                    for g in range(GROUPS)
+                ]  # fmt: skip
+                value = results[-1]
+                for group in range(GROUPS - 1):
+                    value = k.select(k.binary("eq", own, integer(group)), results[group], value)
+                ((_, scale),) = parameters[column]
+                total = k.fma(*k.broadcast(value, k.cast(scale, f32), k.load(totals[column], ZERO)))
+                block.store(totals[column], ZERO, total)
 
     def _row_of_sums(self, top: Block, totals: Sequence[Buffer]) -> Expr:
         return top.let(k.lane_sums(tuple(k.load(total, ZERO) for total in totals)), "sums")
