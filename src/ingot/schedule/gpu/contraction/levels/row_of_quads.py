@@ -31,15 +31,20 @@ LANES, QUAD, GROUPS = 32, 4, 4  # of a warp; lanes of a quad; groups of a warp's
 QUAD_TERMS = 32
 PAIRS = 4  # of a word's levels
 MAX_ZERO = 120  # exact in bf16 with what is added to a level
+MAX_COLUMNS = 128  # of a multiprocessor: with four times as many, sums of products in f32 took less time
 
 
-def multiplies_quads(levels: Levels, dtype: DType, tiling: Tiling, machine: Machine) -> bool:
-    """Whether `RowOfQuads` multiplies a row of `dtype`."""
+def has_quads(levels: Levels, dtype: DType, columns: int, machine: Machine) -> bool:
+    """Whether a row of `dtype` is multiplied by quads. columns: of all products of a kernel."""
     zero = levels.zero.source
     is_exact = isinstance(zero, Lit) and zero.value in range(MAX_ZERO) and dtype.is_float and dtype.bits == 16
-    has_quads = levels.bits == 4 and levels.has_one_scale and levels.step % QUAD_TERMS == 0
-    fills_lanes = tiling.depth == tiling.warps * LANES * GROUPS * QUAD_TERMS // QUAD
-    return machine.capability >= 90 and is_exact and has_quads and fills_lanes
+    is_of_blocks = levels.bits == 4 and levels.has_one_scale and levels.step % QUAD_TERMS == 0
+    return machine.capability >= 90 and is_exact and is_of_blocks and columns <= MAX_COLUMNS * machine.processors
+
+
+def fills_lanes(tiling: Tiling) -> bool:
+    """Whether the lanes of a program have four words each of a column's k-step."""
+    return tiling.depth == tiling.warps * LANES * GROUPS * QUAD_TERMS // QUAD
 
 
 @dataclass(frozen=True)
@@ -143,4 +148,4 @@ class RowOfQuads(RowOfLevels):
         return top.let(k.lane_sums(tuple(k.load(total, ZERO) for total in totals)), "sums")
 
 
-__all__ = ["RowOfQuads", "multiplies_quads"]
+__all__ = ["RowOfQuads", "fills_lanes", "has_quads"]
