@@ -161,7 +161,7 @@ def test_kernels_of_one_program_in_a_loop_share_a_launch() -> None:
 
 
 def test_a_product_of_tiles_keeps_its_warps() -> None:
-    """Beside it another kernel may have more warps than alone, but not the product, whose tiles are chosen with them."""
+    """Beside it another kernel may have more warps than alone; the product's tiles are chosen with its own."""
     a, b, x = (Input(f"x{i}", TensorType(f16, s))() for i, s in enumerate(((64, 64), (64, 32), (8, 4096))))
     product, y = ops.DotGeneral(((), ()), ((1,), (0,)))(a, b), ops.Reduce("sum", (1,))(x)
     alone = [planned(Graph(inputs, (r,)), H100)[1] for inputs, r in (((a, b), product), ((x,), y))]
