@@ -140,6 +140,23 @@ def _attention(node: Node, g: Node) -> list[Node | None]:
     return gradients
 
 
+def _attention_with_sums(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
+    """As `_attention`, from the sums of exponentials and with dropout. A cotangent of the sums is a case for tests."""
+    op, (q, k, v, *others), (y, sums), (g, of_sums) = node.op, node.inputs, node.results, cotangents
+    assert isinstance(op, ops.AttentionWithSums)
+    if g is None or of_sums is not None or op.by_row:
+        outputs = zip(op.lower(*node.inputs), cotangents, strict=True)
+        return pull_back_cotangents([(x, h) for x, h in outputs if h is not None], list(node.inputs))
+    gradient_op = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded, dropout=op.dropout)
+    inputs = q, k, v, g, y, sums, *others
+    has_gradient = [x.dtype.is_float and x.constant is None for x in others]
+    of_others = [gradient_op.of_mask(*inputs) if has else None for has in has_gradient]
+    return [*gradient_op(*inputs, loc=node.loc).results, *of_others]
+
+
+RULES[ops.AttentionWithSums] = _attention_with_sums
+
+
 def _parameter_axes(p: Node, axes: tuple[int, ...]) -> tuple[int, ...]:
     """The axes of x to which the axes of a parameter correspond."""
     return axes[len(axes) - len(p.shape) :]
