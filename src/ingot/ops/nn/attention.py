@@ -322,6 +322,10 @@ class Trained(Op):
         """What the weights that dropout keeps are multiplied with."""
         return 1 / (1 - self.dropout) if self.dropout < 1 else 0.0
 
+    def mask(self, inputs: Sequence[T]) -> Sequence[T]:
+        """The mask among the operands, or nothing."""
+        return inputs[3 : len(inputs) - bool(self.dropout)]
+
     def seed(self, inputs: Sequence[T]) -> Sequence[T]:
         """The seed of dropout among the operands, or nothing."""
         return inputs[len(inputs) - bool(self.dropout) :]
@@ -375,10 +379,6 @@ class AttentionWithSums(Trained):
     """
 
     name: ClassVar[str] = "attention_with_sums"
-
-    def mask(self, inputs: Sequence[T]) -> Sequence[T]:
-        """The mask among the operands, or nothing."""
-        return inputs[3 : len(inputs) - bool(self.dropout)]
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
         self.check_dropout(inputs)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf, log
+from typing import ClassVar
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -54,13 +55,15 @@ def lower_attention_gradients(
     anchor = next(n for n in body.nodes() if isinstance(n.op, AttentionGradients))
     group = Group.of(body, ins, outs)
     inputs = [Operand.of(group, x) for x in anchor.inputs[:6]]
-    return _Gradients(anchor, group, Scores.of(anchor, group), Dropout.of(anchor, group), inputs, machine).lower()
+    return Gradients(anchor, group, Scores.of(anchor, group), Dropout.of(anchor, group), inputs, machine).lower()
 
 
 @dataclass
-class _Gradients:
-    """inputs: q, k, v, g, y and sums."""
+class Gradients:
+    """inputs: q, k, v, g, y and sums. of_mask: whether gradients of scores are those of masked scores, not those of the
+    products of queries and keys."""
 
+    of_mask: ClassVar[bool] = False
     anchor: Node
     group: Group
     scores: Scores
@@ -222,14 +225,14 @@ class _Gradients:
             p = k.select(k.binary("eq", level, k.lit(inf, f32)), k.lit(0.0, f32), p)
         p = block.let(p, "p")
         dp = self._product(block, *operands)
-        share = self.dropout.op.share if self.dropout else 1.0
-        scale, zero = k.lit(op.scale * share, f32), k.lit(0.0, f32)
+        share, scale = self.dropout.op.share if self.dropout else 1.0, 1.0 if self.of_mask else op.scale
+        zero = k.lit(0.0, f32)
         if kept is not None:
             dp = k.select(kept, dp, zero)
-        ds = k.mul(p, k.fma(*k.broadcast(dp, scale, k.mul(change, k.lit(-op.scale, f32)))))
+        ds = k.mul(p, k.fma(*k.broadcast(dp, k.lit(scale * share, f32), k.mul(change, k.lit(-scale, f32)))))
         if kept is not None:
             p = block.let(k.select(kept, p, zero), "kept")
-        if op.softcap:
+        if op.softcap and not self.of_mask:
             capped_share = block.let(k.mul(capped, k.lit(1 / op.softcap, f32)), "share")
             ds = k.mul(ds, k.sub(k.lit(1.0, f32), k.mul(capped_share, capped_share)))
         return p, block.let(ds, "ds")
@@ -265,4 +268,4 @@ def _place(top: Block, chunk: Expr, sizes: Sequence[DimLike], height: int) -> tu
     return b, h, first, batch * heads * blocks
 
 
-__all__ = ["lower_attention_gradients"]
+__all__ = ["Gradients", "lower_attention_gradients"]

@@ -169,4 +169,6 @@ def backward_of_sums(
     gradients = op(*inputs).results
     if attn_bias is None or not any(grad_input_mask[3:]):
         return *gradients, None
-    return *gradients, reshape(op.of_mask(*inputs), attn_bias.shape)
+    return *gradients, reshape(
+        ops.AttentionMaskGradient(op.causal, op.scale, dropout=op.dropout)(*inputs), attn_bias.shape
+    )
