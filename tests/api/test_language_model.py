@@ -263,17 +263,13 @@ def check_schema(lm: ingot.LanguageModel, seed: int) -> bool:
 
 def test_answers_keep_to_a_schema(lm: ingot.LanguageModel) -> None:
     pytest.importorskip("llguidance")
-    assert sum(check_schema(lm, seed) for seed in range(10)) > 5
+    assert all(check_schema(lm, seed) for seed in range(10))  # also of a model that likes spaces
 
 
 @pytest.mark.slow
 def test_no_answer_of_many_breaks_a_schema(lm: ingot.LanguageModel) -> None:
     pytest.importorskip("llguidance")
-    done = seed = 0
-    while done < 200:
-        done += check_schema(lm, seed)
-        seed += 1
-    assert seed < 400
+    assert all(check_schema(lm, seed) for seed in range(200))
 
 
 def test_expressions_and_grammars(lm: ingot.LanguageModel) -> None:
@@ -291,6 +287,9 @@ def test_expressions_and_grammars(lm: ingot.LanguageModel) -> None:
     ):
         with pytest.raises(InputError, match=r"schema|grammar"):
             lm.generate("Hi", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError) as error:
+        lm.generate("Hi", schema={"$ref": "#"})
+    assert "\n" not in str(error.value)  # the grammar's state is not told
     with pytest.raises(InputError, match="one of them"):
         lm.generate("Hi", regex="a", grammar="start: /a/")
 

@@ -169,7 +169,7 @@ class LanguageModel:
         name = "tool_use" if has_tools and "tool_use" in templates else "default"
         source = templates.get(name, next(iter(templates.values()), None))
         if source is None:
-            fix = "set lm.template, or use generate: it is a model that goes on with a text"
+            fix = "set lm.template (--template), or use generate (/v1/completions), which goes on with a text"
             raise InputError(f"{self.name} has no chat template", fix=fix)
         if source not in self._read_templates:
             self._read_templates[source] = Template(source, self.tokenizer.special)

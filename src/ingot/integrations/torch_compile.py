@@ -41,7 +41,7 @@ from ingot.frontends.torch.tracing.layouts import (
     report_strides,
     saved_results,
 )
-from ingot.frontends.torch.tracing.partition import partition
+from ingot.frontends.torch.tracing.partition.joint import partition
 from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites

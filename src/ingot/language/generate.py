@@ -19,7 +19,7 @@ from ingot.language.attention import Chunk
 from ingot.language.cache import CacheForm
 from ingot.language.layers import Network
 from ingot.language.programs import START, TOKENS, chunk_inputs, last, limits
-from ingot.language.sampler import Sampler
+from ingot.language.sampler import Sampler, inputs_like
 from ingot.support.dataclass import dataclass
 
 STOPS = 8  # the capacity of the program's input for tokens that end a sequence
@@ -112,7 +112,7 @@ class _Loop:
         return _Loop(turns, count, position, token, tokens, is_done, logits, stops, sampler, tuple(rest[n + 2 :]))
 
     def inputs(self) -> _Loop:
-        return self.of([Input(f"value {i}", n.type)() for i, n in enumerate(self.values)])
+        return self.of(inputs_like(self.values))
 
     def sampled(self, logits: Node, position: Node, sampler: Sampler, caches: Sequence[Node]) -> _Loop:
         """The values after a token at `position` is drawn. sampler: with the counts of all tokens before."""
@@ -137,7 +137,7 @@ def _after_chunk(network: Network, form: CacheForm, before: _Loop, ids: Node, st
     count = ops.scalar(dim_min(TOKENS // 2, 1), i64)
     invariants = ids, start, is_prompt, count
     operands = *invariants, *before.values
-    inputs = tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+    inputs = inputs_like(operands)
     ids, start, is_prompt, count = inputs[: len(invariants)]
     v = before.of(inputs[len(invariants) :])
     x, caches = network.hidden(ids, Chunk(START, start), form, v.caches)

@@ -7,6 +7,7 @@ position, so that a sequence does not depend on its division into calls, or on t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ingot import ops
@@ -104,18 +105,19 @@ class Sampler:
         return ops.sub(logits, subtracted)
 
 
-def _inputs(operands: tuple[Node, ...]) -> tuple[Node, ...]:
-    return tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
+def inputs_like(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Inputs of the types of these nodes, for the graph of a branch or of a loop."""
+    return tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(nodes))
 
 
 def _greedy(operands: tuple[Node, ...]) -> Graph:
-    inputs = _inputs(operands)
+    inputs = inputs_like(operands)
     return Graph(inputs, (ops.arg_reduce("max", inputs[-2], 1),))
 
 
 def _drawn(operands: tuple[Node, ...], count: int) -> Graph:
     """Draw from the `count` largest; 0: from all, unsorted, which only min-p may restrict."""
-    inputs = _inputs(operands)
+    inputs = inputs_like(operands)
     temperature, top_k, top_p, min_p, seed, scores, position = inputs
     # a temperature near 0 selects the largest logit, instead of comparing infinities
     temperature = ops.maximum(temperature, 1e-6)

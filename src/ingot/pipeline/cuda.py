@@ -151,6 +151,8 @@ class GpuTarget:
             byte_rows=False,
             same_operand_types=True,
             row_alignment_bytes=ALIGNMENT_BYTES,
+            adds_updates_first=True,
+            joins_products=True,
             target_passes=(("attention_sums", keep_attention_sums), ("transposed_concat", transpose_parts)),
         )
         return common_passes(options, choices)

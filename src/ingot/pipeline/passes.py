@@ -28,6 +28,8 @@ from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.storage.aligned_rows import align_rows
 from ingot.passes.core.storage.nest_concats import nest_concats
 from ingot.passes.core.storage.reshaped_concats import concat_before_reshapes
+from ingot.passes.core.storage.updated_sums import update_sums
+from ingot.passes.core.summed_products import sum_products
 from ingot.passes.core.transposed_conv import split_transposed
 from ingot.passes.fusion.fuse import fuse
 from ingot.passes.fusion.policy import FusionPolicy
@@ -60,7 +62,8 @@ class Choices:
     before the shared ones. narrow_integers: 64-bit integers cost more than those of 32 bits. height: see
     `keep_blocks`. narrow_caches: attention of few queries widens keys and values as it reads them, from any positions.
     pairs_levels: products widen weights in blocks to pairs of bfloat16, where that is the precision.
-    row_alignment_bytes: see `align_rows`."""
+    row_alignment_bytes: see `align_rows`. adds_updates_first: scatters add the updates of an element before they add
+    the element. joins_products: sums of products of few terms are one product."""
 
     policy: FusionPolicy
     kept_ops: frozenset[type[Op]]
@@ -82,6 +85,8 @@ class Choices:
     target_passes: tuple[NamedPass, ...] = ()
     narrow_integers: bool = False
     row_alignment_bytes: int = 1
+    adds_updates_first: bool = False
+    joins_products: bool = False
     height: Height = always_dense
 
 
@@ -150,6 +155,8 @@ def common_passes(
         *((("narrow_integers", narrow_integers),) if choices.narrow_integers else ()),  # once constants are folded
         *((("narrow_caches", partial(narrow_caches, types=choices.widens)),) if choices.narrow_caches else ()),
         *((("indexed_caches", indexed_caches),) if choices.narrow_caches else ()),
+        *((("updated_sums", update_sums),) if choices.adds_updates_first else ()),
+        *((("summed_products", sum_products),) if choices.joins_products else ()),
         ("reshaped_concats", concat_before_reshapes),
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),

@@ -36,8 +36,13 @@ from ingot.runtime.program import Collective, CollectiveKind, HostCall
 from ingot.schedule.lowered import Arg, Lowered
 
 Place = tuple[int, Layout]
-UNFUSED = (Category.CONTROL, Category.COLLECTIVE, Category.HOST)  # anchors that are no kernels
+_UNFUSED = (Category.CONTROL, Category.COLLECTIVE, Category.HOST)  # anchors that are no kernels
 NO_BUFFER = -1  # of a constant, which nothing reads from memory
+
+
+def is_control(node: Node) -> bool:
+    """Whether a group is run by steps that are no kernels."""
+    return isinstance(node.op, Group) and any(category(n.op) in _UNFUSED for n in node.op.body.nodes())
 
 
 class Plan(Protocol):
@@ -71,7 +76,7 @@ class _Control:
         group = node.op
         assert isinstance(group, Group)
         self.plan, self.node, self.body, self.ins, self.outs = plan, node, group.body, ins, outs
-        self.anchor = next(n for n in self.body.nodes() if category(n.op) in UNFUSED)
+        self.anchor = next(n for n in self.body.nodes() if category(n.op) in _UNFUSED)
         self.values, self.results = self.anchor.results, node.results
         self.used_results = set(self.results).intersection(plan.graph.nodes())
 
@@ -267,4 +272,4 @@ def _with_constants(graph: Graph, constants: dict[int, Node]) -> Graph:
     return graph.with_outputs(rebuild(graph.outputs, {graph.inputs[i]: c for i, c in constants.items()}))
 
 
-__all__ = ["UNFUSED", "launch_control"]
+__all__ = ["is_control", "launch_control"]

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import field
 
-from ingot.ir.dims import DimLike, dim_max, dim_min, product
+from ingot.ir.dims import DimLike, dim_max, dim_min, estimate, product
 from ingot.ir.node import Node
 from ingot.ops.core.base import violable_constraints
 from ingot.ops.group import Group
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.support.dataclass import dataclass
+
+MAX_FOLLOWING = 16  # groups among which the next launch looks for others
+MAX_EARLY_BYTES = 1 << 20  # of the results of a group that is launched before others, as they live longer
 
 # the lowering of several groups as one launch, None if the target cannot join them
 Join = Callable[[Sequence[Lowered]], Lowered | None]
@@ -50,11 +53,32 @@ class PendingGroups:
             return True
         return not any(map(new.conflicts_with, self.groups)) and self.join_groups([*self.groups, new]) is not None
 
+    def can_join(self) -> bool:
+        """Whether the pending groups could be launched with others."""
+        return bool(self.groups) and self._joined(self.groups) is not None
+
+    def add_early(self, following: Sequence[PendingGroup]) -> list[Node]:
+        """Add those of the groups that come next which can be launched before the others, and return their nodes."""
+        early, later = list[Node](), list[PendingGroup]()
+        for group in following:
+            is_short = estimate(sum(t.nbytes for t in group.node.types)) <= MAX_EARLY_BYTES
+            is_free = is_short and self._joined([group]) is not None and not any(map(group.conflicts_with, later))
+            if is_free and self.can_add(group):
+                self.groups.append(group)
+                early.append(group.node)
+            else:
+                later.append(group)
+        return early
+
     def join_groups(self, groups: Sequence[PendingGroup]) -> Lowered | None:
         """One launch of several groups, whose operands are concatenated; None if they cannot be joined."""
-        key = tuple(g.key for g in groups)
-        if len(groups) == 1 or self.join is None:
-            return groups[0].lowered if len(groups) == 1 else None
+        return groups[0].lowered if len(groups) == 1 else self._joined(groups)
+
+    def _joined(self, groups: Sequence[PendingGroup]) -> Lowered | None:
+        """The target's launch of one or several groups; None if it cannot join them, or one with others."""
+        if self.join is None:
+            return None
+        key = tuple(id(g.lowered) for g in groups)  # which are kept with the kernels of all groups
         if key not in self.launches:
             parts: list[Lowered] = []
             ins = outs = 0

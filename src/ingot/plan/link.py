@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice, takewhile
 from typing import Protocol
 
 from ingot.ir.array import Array
@@ -12,12 +14,12 @@ from ingot.ir.kernel import Kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Const, Graph, Input, Node, Project, size_elements
 from ingot.ops import Concat, Pad
-from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed, label
-from ingot.plan.control import UNFUSED, launch_control
+from ingot.plan.control import is_control, launch_control
+from ingot.plan.early_reads import EarlyReads
 from ingot.plan.exact import ExactDims
 from ingot.plan.in_place import Pairs
-from ingot.plan.joint_launch import Join, PendingGroup, PendingGroups, operands_exist
+from ingot.plan.joint_launch import MAX_FOLLOWING, Join, PendingGroup, PendingGroups, operands_exist
 from ingot.plan.serial_launch import Chain, SerialLaunch
 from ingot.plan.sizes import RuntimeSizes, expression, kernel_dim
 from ingot.plan.storage import Storage, assign
@@ -98,6 +100,7 @@ class Linker:
         self, graph: Graph, storage: Storage, lower: Lower, assembler: Assembler, join: Join | None, chain: Chain | None
     ):
         self.graph, self.storage, self.lower, self.assembler = graph, storage, lower, assembler
+        self.input_count = len(graph.inputs) - len(graph.state)
         self.pending, self.serial = PendingGroups(join), SerialLaunch(chain)
         self.weights = Weights()
         self.buffers: list[_Memory] = []
@@ -109,7 +112,7 @@ class Linker:
         self.launches: list[Launch] = []
         self.scratch = 0
         self.sizes = RuntimeSizes()
-        self.exact_dims = ExactDims()
+        self.exact_dims, self.early_reads = ExactDims(), EarlyReads()
         self.symbols: dict[int, tuple[Kernel, str]] = {}  # an id is valid while its kernel is referenced
         self.depth = 0
         self.under_way: tuple[int, int] | None = None  # source and target of an exchange that nothing waits for yet
@@ -142,13 +145,15 @@ class Linker:
         self.sizes.declare(self, self.graph)
         self.buffer_of_value.update((n, self.sizes.buffers[name]) for name, n in self.graph.size_nodes.items())
         missing = {name: {*nodes} for name, nodes in self.graph.size_requirements.items()}
-        groups = [n for n in self.storage.order if isinstance(n.op, Group)]
+        groups = deque(n for n in self.storage.order if isinstance(n.op, Group))
         self._choose_panels(groups)
-        for i, n in enumerate(groups):
+        count = len(groups)
+        while groups:
             if not self.depth:
-                progress.report("schedule", i, len(groups))
+                progress.report("schedule", count - len(groups), count)
             check_time("schedule")
-            self._launch(n)
+            n = groups.popleft()
+            self._launch(n, groups)
             missing = {name: nodes.difference(n.results) for name, nodes in missing.items()}
             if known_sizes := [name for name, nodes in missing.items() if not nodes]:
                 missing = {name: nodes for name, nodes in missing.items() if nodes}
@@ -195,25 +200,31 @@ class Linker:
             self.buffer_of_weight[key] = len(self.buffers) - 1
         return self.buffer_of_weight[key]
 
-    def _launch(self, node: Node) -> None:
-        """Append the steps of one group, or leave it pending so that others can join its launch."""
-        group = node.op
-        assert isinstance(group, Group)
-        if any(category(n.op) in UNFUSED for n in group.body.nodes()):
+    def _launch(self, node: Node, following: deque[Node]) -> None:
+        """Append the steps of one group, or leave it pending so that others can join its launch: the next ones, and
+        where it ends, some of those that are `following`."""
+        if is_control(node):
             self._launch_pending()
             first = self._next_step()
             ins, outs, _ = self._layouts(node)
             launch_control(self, node, ins, outs)
             self._record_launch(node, first)
             return
-        key, lowered = self._lower(node)
-        pending = PendingGroup(node, key, lowered, *(self._buffers_used(node, lowered) if self.pending.join else ()))
-        is_link = self.depth > 0 and all(self.serial.is_link(s.kernel) for s in lowered.steps)
+        pending = self._pending_group(node)
+        is_link = self.depth > 0 and all(self.serial.is_link(s.kernel) for s in pending.lowered.steps)
         if is_link or not self.pending.can_add(pending):
+            if not self.depth and not self.graph.size_nodes and self.pending.can_join():
+                later = takewhile(lambda n: not is_control(n), islice(following, MAX_FOLLOWING))
+                for n in self.pending.add_early([pending, *map(self._pending_group, later)]):
+                    following.remove(n)
             self._launch_pending()
         self.pending.groups.append(pending)
         if self.pending.join is None:
             self._launch_pending()
+
+    def _pending_group(self, node: Node) -> PendingGroup:
+        key, lowered = self._lower(node)
+        return PendingGroup(node, key, lowered, *(self._buffers_used(node, lowered) if self.pending.join else ()))
 
     def _layouts(self, node: Node) -> tuple[tuple[Layout, ...], tuple[Layout, ...], tuple[bool, ...]]:
         """The layouts of a group's operands and results, and which operands are constants."""
@@ -241,10 +252,8 @@ class Linker:
             return
         lowered = self.pending.join_groups(groups)
         assert lowered is not None
-        operands = {
-            "in": [i for g in groups for i in g.node.inputs],
-            "out": [r for g in groups for r in g.node.results],
-        }
+        nodes = [g.node for g in groups]
+        operands = {"in": [i for n in nodes for i in n.inputs], "out": [r for n in nodes for r in n.results]}
         packed = [self._weight(self._constant(groups[0].node, p), p) for p in lowered.packs]
         first = self._next_step()
         name = " | ".join(label(g.node) for g in groups)
@@ -275,8 +284,7 @@ class Linker:
         temps = [self.add_temp(t) for t in lowered.temps]
         zeros = -1
         if lowered.zeros != 0:
-            self.buffers.append(_Memory("arena", lowered.zeros, halo="zeros", name="zeros"))
-            zeros = len(self.buffers) - 1
+            zeros = self._add_buffer(None, _Memory("arena", lowered.zeros, halo="zeros", name="zeros"))
 
         def resolve(arg: Arg) -> int:
             match arg.kind:
@@ -300,17 +308,16 @@ class Linker:
                 continue
             self.scratch = max(self.scratch, step.kernel.scratch_bytes)
             chunks, rounds = kernel_dim(step.kernel.chunks) * enabled, kernel_dim(step.kernel.rounds)
-            kernel, dims = self.exact_dims.of(step.kernel)
+            kernel = self.early_reads.allowed(step.kernel, [self._is_fixed(buffer) for buffer, _ in args])
+            kernel, dims = self.exact_dims.of(kernel)
             self.sizes.add_step_dims(number, (chunks, rounds, *dims))
-            step_fields = (
-                self.symbol(kernel),
-                args,
-                tuple(map(expression, dims)),
-                expression(chunks),
-                name,
-                expression(rounds),
-            )
-            self.steps.append(rt.Step(*step_fields))
+            step_fields = self.symbol(kernel), args, tuple(map(expression, dims)), expression(chunks), name
+            self.steps.append(rt.Step(*step_fields, expression(rounds)))
+
+    def _is_fixed(self, number: int) -> bool:
+        """Whether no step writes a buffer."""
+        b = self.buffers[number]
+        return b.kind == "weight" or (b.kind == "input" and b.index < self.input_count)
 
     def _touch(self, buffer: int, number: int) -> None:
         self.buffers[buffer].touch(number)
@@ -407,15 +414,13 @@ class Linker:
         return self._add_buffer(None, _Memory(kind, 8, index=index))
 
     def add_temp(self, nbytes: DimLike) -> int:
-        self.buffers.append(_Memory("arena", nbytes, name="temp"))
-        return len(self.buffers) - 1
+        return self._add_buffer(None, _Memory("arena", nbytes, name="temp"))
 
     def symbol(self, kernel: Kernel) -> str:
         """The native name of a kernel. Lowering is memoized, so equal layers share the object."""
         entry = self.symbols.get(id(kernel))
         if entry is None:
-            entry = kernel, f"{kernel.name}_{len(self.symbols)}"
-            self.symbols[id(kernel)] = entry
+            entry = self.symbols[id(kernel)] = kernel, f"{kernel.name}_{len(self.symbols)}"
             self.assembler.add(replace(kernel, name=entry[1]))
         return entry[1]
 

@@ -17,9 +17,8 @@ from math import inf
 
 from ingot.ir.dims import estimate
 from ingot.ir.node import Graph, Node
-from ingot.ops.core.base import category
 from ingot.ops.group import Group, Recomputed
-from ingot.plan.control import UNFUSED
+from ingot.plan.control import is_control
 from ingot.plan.in_place import producer
 from ingot.plan.storage import Arena, Storage, assign
 from ingot.runtime.placement import align
@@ -216,9 +215,8 @@ class _Schedule:
             if isinstance(node.op, Group):
                 reads, writes = ([self._buffer_of(v) for v in values] for values in (node.inputs, node.results))
                 group = _first_run(node)
-                has_control_flow = any(category(n.op) in UNFUSED for n in group.body.nodes())
                 temp_bytes = self.arena.temp_bytes.get(node, 0)
-                self.calls.append(call := _Call(node, 0, reads, writes, temp_bytes, cost(group), has_control_flow))
+                self.calls.append(call := _Call(node, 0, reads, writes, temp_bytes, cost(group), is_control(node)))
                 for b in call.writes:
                     if b is not None:
                         b.producers.append(call)

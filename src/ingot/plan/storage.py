@@ -181,15 +181,19 @@ class _Assignment:
         return max(accumulate(byte_deltas))
 
     def _write_in_place(self) -> None:
-        """Write elementwise groups and updates over an operand that nothing reads later."""
+        """Write elementwise groups and updates over an operand that nothing reads later. The operand of an update that
+        is a result is computed in the result's memory."""
         order = {n: i for i, n in enumerate(self.order)}
         for node, position in order.items():
             place = self.places.get(node)
             if not isinstance(node.op, Group) or len(node.types) != 1:
                 continue
-            if place is None or place.owner is not node or node in self.outputs:
+            if place is None or place.owner is not node:
                 continue
-            for value in node.inputs:
+            is_result = node in self.outputs
+            for value in [updated_operand(node)] if is_result else node.inputs:
+                if value is None:
+                    continue
                 operand_place = self.places.get(value)
                 is_last_use = all(order[u] <= position for u in self.users[value]) and value not in self.outputs
                 if (
@@ -203,8 +207,12 @@ class _Assignment:
                 if is_plain_buffer and can_overwrite(
                     node, value, {value: operand_place.layout, node: operand_place.layout}
                 ):
-                    self.places[node] = Place(operand_place.owner, operand_place.layout)
+                    self._merge(*((operand_place.owner, node) if is_result else (node, operand_place.owner)))
                     break
+
+    def _merge(self, owner: Node, other: Node) -> None:
+        """Store the values of one buffer in another."""
+        self.places |= {n: Place(other, p.layout) for n, p in self.places.items() if p.owner is owner}
 
     def _default_layout(self, node: Node) -> Layout:
         """The row-major layout, with a gap after each row if the rows of a contraction's tile, or the pixels that a

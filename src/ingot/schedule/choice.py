@@ -111,12 +111,14 @@ class Flash(Choice):
 
 @dataclass(frozen=True)
 class Patch(Choice):
-    """A depthwise convolution. rows: positions of a program. columns: its channels."""
+    """A depthwise convolution. rows: runs of positions of a program. columns: its channels. run: the positions of a
+    run, which are neighbors along the innermost axis."""
 
     kind: ClassVar[str] = "patch"
     rows: int
     columns: int
     warps: int
+    run: int = 1
 
 
 KINDS: Mapping[str, type[Choice]] = {kind.kind: kind for kind in (Direct, Winograd, Tiling, Flash, Patch)}

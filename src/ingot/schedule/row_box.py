@@ -40,6 +40,12 @@ def reductions_of(body: Graph) -> list[Node]:
     return [n for n in body.nodes() if isinstance(n.op, Reduction)]
 
 
+def reduces_columns(node: Node) -> bool:
+    """Whether a reduction keeps the innermost dimension of its operand, and with it its columns."""
+    sized = [d for d, n in enumerate(node.inputs[0].shape) if n != 1]
+    return bool(sized) and sized[-1] not in reduced_dims(node)
+
+
 def rows_of(body: Graph) -> Rows | None:
     """The row shape that all reductions of the group share; None if there are no reductions or they differ."""
     reductions = reductions_of(body)
@@ -53,4 +59,4 @@ def rows_of(body: Graph) -> Rows | None:
     return Rows(shape, reduced, axis)
 
 
-__all__ = ["Rows", "reduction", "reductions_of", "rows_of"]
+__all__ = ["Rows", "reduces_columns", "reduction", "reductions_of", "rows_of"]

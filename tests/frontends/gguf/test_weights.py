@@ -89,6 +89,14 @@ def test_a_program_stores_no_more_than_the_file(name: str, tmp_path: Path) -> No
     np.testing.assert_allclose(y_many, xs[1] @ expected.T, rtol=1e-4, atol=1e-3 * largest)
 
 
+@pytest.mark.parametrize("name", ["F32", "Q8_0"])
+def test_a_matrix_of_one_row_without_its_dimension(name: str, tmp_path: Path) -> None:
+    """llama.cpp's quantizer leaves it out: of the router of Qwen's shared expert, for example."""
+    w = weights(tmp_path, name, (COLUMNS,))
+    (matrix,) = interpret(Graph((), (w.matrix("w"),)), [])
+    np.testing.assert_allclose(matrix, w.file.tensors["w"].dequantized()[None], rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["Q8_0", "Q5_K", "BF16"])
 def test_experts_of_a_layer_in_one_tensor(name: str, tmp_path: Path) -> None:
     w = weights(tmp_path, name, (3, 4, 256))

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ingot.frontends.torch.model import ImportedModel
-from ingot.frontends.torch.tracing import partition, writes
+from ingot.frontends.torch.tracing import writes
+from ingot.frontends.torch.tracing.partition import joint
 from ingot.integrations.torch_compile import ingot_backend
 from ingot.ops.group import Group
 from ingot.pipeline.build import Trace, build_program
@@ -164,7 +165,7 @@ def test_images_are_kept_with_their_borders(
 ) -> None:
     """As on a GPU, which keeps a norm's operand alone. norms: whether they are in training mode. narrow: an image of
     three channels has a fourth."""
-    monkeypatch.setattr(partition, "_is_on_gpu", lambda graph: True)
+    monkeypatch.setattr(joint, "_is_on_gpu", lambda graph: True)
     torch.manual_seed(0)
     net = Gated().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     net.norms.train(norms)

@@ -9,7 +9,7 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.kernel.verify import verify_kernel
-from ingot.ir.types import boolean, f32
+from ingot.ir.types import boolean, f16, f32, u32
 from ingot.support.errors import VerifyError
 
 C = k.var("c")
@@ -96,3 +96,26 @@ def test_operands_of_a_product_fit(a: k.Expr, b: k.Expr, message: str) -> None:
     )
     with pytest.raises(VerifyError, match=message):
         verify_kernel(kernel)
+
+
+def test_quads_and_sums_of_lanes():
+    """Levels and terms of two warps, quad by quad."""
+    rng = np.random.default_rng(0)
+    levels, terms = rng.integers(0, 16, (2, 8, 4, 8)), rng.integers(-9, 9, (2, 8, 4, 8)).astype(np.float32)
+    words = (levels.astype(np.uint32) << np.arange(0, 32, 4, dtype=np.uint32)).sum(-1, dtype=np.uint32).reshape(-1)
+    pairs = np.ascontiguousarray(terms.astype(np.float16).reshape(2, 8, 4, 2, 4).swapaxes(3, 4)).view(np.uint32)
+    lanes = k.lane_indices(64, 1)
+    a, x, y, z = (k.Buffer(n, d, writable=n in "yz") for n, d in (("a", u32), ("x", u32), ("y", f32), ("z", f32)))
+    word = k.gather(a, lanes)
+    packed = [k.gather(x, k.add(k.mul(lanes, k.integer(4)), k.integer(p))) for p in range(4)]
+    zeros = k.lit(0, u32, 64, (1, 64))
+    first, second = (k.quad_product((word, other), (*packed,), f16, 8, 1) for other in (word, zeros))
+    body = (k.Store(y, lanes, first), k.Store(z, k.lane_indices(2, 1), k.lane_sums((first, second))))
+    kernel = k.Kernel("quads", (a, x, y, z), (), C, k.integer(1), body)
+    verify_kernel(kernel)
+    products, sums = np.zeros(64, np.float32), np.zeros(2, np.float32)
+    run_kernel(kernel, {"a": words, "x": pairs.reshape(-1), "y": products, "z": sums})
+    want = np.einsum("wivn,wjvn->wij", levels - 8.0, terms)
+    expected = [[want[w, i, 2 * j + i % 2] for i in range(8) for j in range(4)] for w in range(2)]
+    np.testing.assert_array_equal(products, np.ravel(expected))
+    np.testing.assert_allclose(sums, [np.sum(expected), -8 * 4 * terms.sum()], rtol=1e-6)

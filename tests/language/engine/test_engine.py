@@ -323,6 +323,18 @@ def test_logits_that_are_no_numbers_are_an_error(value: float, tmp_path: Path) -
         assert engine.statistics().pages_used == 0
 
 
+def test_logits_after_rejected_proposals_do_not_matter(lm: ingot.LanguageModel, tmp_path: Path) -> None:
+    prompt = [5, 6, 7]
+    ids = lm.generate(prompt, **GREEDY)
+    delta = np.full((260, 32), np.nan, np.float32)
+    delta[[*prompt, *ids]] = 0
+    broken = ingot.LanguageModel(write(tmp_path / "m.gguf", added={"token_embd.weight": delta}), threads=1)
+    draft = ingot.LanguageModel(write(tmp_path / "draft.gguf", seed=1), threads=1)
+    with broken.engine(sequences=1, draft=draft) as engine:
+        assert ids_of(engine.submit(prompt, broken.request(**GREEDY))) == ids
+        assert engine.statistics().proposed_tokens > engine.statistics().accepted_tokens
+
+
 # --- through LanguageModel
 
 

@@ -27,6 +27,7 @@ CASES: list[tuple[str, Node, Node]] = [
     ("reshape back", ops.Reshape((S, 4, 6))(ops.Reshape((S, 24))(X)), X),
     ("transpose", t(t(X, 1, 2, 0), 2, 0, 1), X),
     ("transposes", t(t(X, 1, 2, 0), 1, 0, 2), t(X, 2, 1, 0)),
+    ("transpose of sizes of 1", t(ops.Reshape((1, S, 1, 24))(X), 2, 1, 3, 0), ops.Reshape((1, S, 24, 1))(X)),
     ("broadcasts", ops.BroadcastInDim((3, 8, 6), (1, 2))(ops.BroadcastInDim((8, 6), (0, 1))(Y)), ops.BroadcastInDim((3, 8, 6), (1, 2))(Y)),
     ("bias", ops.BroadcastInDim((2, 8, 5, 6), (0, 1, 2, 3))(ops.Reshape((1, 8, 1, 6))(Y)), ops.BroadcastInDim((2, 8, 5, 6), (1, 3))(Y)),
     ("broadcast of nothing", ops.BroadcastInDim((8, 6), (0, 1))(Y), Y),

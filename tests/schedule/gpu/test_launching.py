@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ingot import ops
 from ingot.ir.interp import interpret
@@ -40,6 +41,41 @@ def step() -> Graph:
     updated = [ops.DynamicUpdateSlice()(old, n, zero, zero, at, zero) for old, n in zip(caches, new, strict=True)]
     attention = ops.Attention("none", 0.3)(rotate(q, cos, sin), *updated)
     return Graph((x, at, cos, sin, *caches), (*updated, attention), state=("keys", "values"))
+
+
+def separate_step(heads: int) -> Graph:
+    """The same with a product for each of queries, keys and values, in a framework's order: a value's update stands
+    before the next product. The caches are written through transposed views."""
+    shape, wide = (1, heads, 1, HEAD), heads * HEAD
+    x, at = Input("x", TensorType(f16, (1, 64)))(), Input("at", TensorType(i64, (1,)))()
+    cos, sin = (Input(label, TensorType(f16, (HEAD,)))() for label in ("cos", "sin"))
+    weights = [Input(f"w{i}", TensorType(f16, (64, wide)))() for i in range(3)]
+    caches = [Input(label, TensorType(f16, (1, heads, PLACES, HEAD)))() for label in ("keys", "values")]
+    q, k, v = (ops.reshape(ops.DotGeneral(((), ()), ((1,), (0,)))(x, w), shape) for w in weights)
+
+    def updated(cache: Node, new: Node) -> Node:
+        first, last = (2, 0, 1, 3), (1, 2, 0, 3)
+        rows = ops.ScatterND()(ops.Transpose(first)(cache), ops.reshape(at, (1, 1)), ops.Transpose(first)(new))
+        return ops.Transpose(last)(rows)
+
+    new = updated(caches[1], v), updated(caches[0], rotate(k, cos, sin))
+    attention = ops.Attention("none", 0.3)(rotate(q, cos, sin), new[1], new[0])
+    return Graph((x, at, cos, sin, *weights, *caches), (*reversed(new), attention), state=("keys", "values"))
+
+
+@pytest.mark.parametrize("heads", [1, HEADS])
+def test_groups_that_follow_join_a_launch(heads: int) -> None:
+    graph = separate_step(heads)
+    program, _ = planned(graph, H100)
+    # products with the place in the caches; updates with the queries' positions; attention
+    assert [s.label.count("|") for s in program.steps] == [3, 2, 0], [s.label for s in program.steps]
+    assert not any(s.copy_reason for s in program.state)
+    inputs = [RNG.normal(size=n.shape).astype(np.float16) for n in graph.inputs[:-2]]
+    for place in (0, 7, PLACES - 1):
+        inputs[1] = np.array([place])
+        (got,) = run_checked(graph, inputs, H100)
+        old = [np.zeros((1, heads, PLACES, HEAD), np.float16)] * 2
+        np.testing.assert_allclose(got, interpret(graph, [*inputs, *old])[2], atol=5e-2)
 
 
 def test_positions_and_caches_are_one_launch() -> None:

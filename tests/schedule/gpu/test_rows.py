@@ -16,7 +16,7 @@ from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import Shape, TensorType, dtype_of, f16, f32, static_shape
 from ingot.schedule.gpu.blocks import Group
 from ingot.schedule.gpu.machine import H100
-from ingot.schedule.gpu.rows import _RowTiles, lower_rows
+from ingot.schedule.gpu.rows import RowTiles, lower_rows
 from ingot.schedule.row_box import rows_of
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100 as TARGET
@@ -105,7 +105,7 @@ def test_tiles_and_parts(shape: Shape, reduced: tuple[int, ...], tile: tuple[int
     graph = Graph((x,), (ops.Reduce("sum", reduced)(x),))
     rows = rows_of(graph)
     assert rows is not None
-    result = _RowTiles(Group.of(graph, (Layout.contiguous(shape),), ()), rows, H100)
+    result = RowTiles(Group.of(graph, (Layout.contiguous(shape),), ()), rows, H100)
     assert (result.tile, result.suggested_parts) == (tile, parts)
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import symbol
+from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import Shape, TensorType, dtype_of
-from ingot.ops import Scatter
+from ingot.ops import BroadcastInDim, Reduce, Scatter
 from ingot.support.errors import VerifyError
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
@@ -28,6 +29,10 @@ def checked(op: Scatter, *xs: np.ndarray) -> None:
     np.testing.assert_array_equal(got, op.reference(*xs))
 
 
+def names_of(op: Scatter, *xs: np.ndarray) -> list[str]:
+    return [name.rstrip("_0123456789") for name in planned(graph(op, *xs), H100)[1]]
+
+
 def numbers(kind: str, *shape: int) -> np.ndarray:
     """Whose sums and products are exact."""
     signs = np.where(RNG.random(shape) < 0.9, 1, -2) if kind == "mul" else RNG.integers(-9, 9, shape)
@@ -40,6 +45,45 @@ def test_rows_and_batches_whose_updates_meet(kind: str) -> None:
     checked(rows, numbers(kind, 20, 5), RNG.integers(-3, 25, (70, 1)), numbers(kind, 70, 5))
     batched = Scatter(kind, (), (1,), (0,), (0,), (1,), 2)
     checked(batched, numbers(kind, 4, 30), RNG.integers(-2, 33, (4, 60, 1)), numbers(kind, 4, 60))
+
+
+@pytest.mark.parametrize("kind", ["set", "add", "mul", "max", "min"])
+def test_few_updates_change_a_copy(kind: str) -> None:
+    """Of targets with none, one and many updates, and outside; in lines, in windows and in two components."""
+    rows = Scatter(kind, (1,), (0,), (), (), (0,), 1)
+    indices = np.concatenate([RNG.integers(-3, 310, (60, 1)), np.full((40, 1), 7)])
+    xs = numbers(kind, 300, 5), RNG.permutation(indices), numbers(kind, 100, 5)
+    checked(rows, *xs)
+    assert names_of(rows, *xs)[-1] == "update"
+    lines = Scatter(kind, (), (1,), (0,), (0,), (1,), 2)
+    checked(lines, numbers(kind, 4, 3000), RNG.integers(-2, 40, (4, 1000, 1)), numbers(kind, 4, 1000))
+    places = np.stack([RNG.integers(0, 70, 100), RNG.integers(-1, 6, 100)], 1).astype(np.int32)
+    checked(Scatter(kind, (), (0, 1), (), (), (1, 0), 1), numbers(kind, 6, 70), places, numbers(kind, 100))
+    outside = np.full((100, 1), 300)
+    checked(rows, xs[0], outside, xs[2])
+
+
+def test_elements_without_updates_keep_their_bits() -> None:
+    rows, x = Scatter("add", (1,), (0,), (), (), (0,), 1), np.full((200, 3), -0.0, np.float32)
+    x[5, 1], x[9] = np.nan, np.inf
+    indices, updates = RNG.integers(0, 9, (60, 1)), numbers("add", 60, 3)
+    indices[:2], updates[3, 0] = 9, np.nan
+    (got,) = run_checked(graph(rows, x, indices, updates), (x, indices, updates), H100)
+    untouched = np.setdiff1d(np.arange(200), indices)
+    assert got[untouched].tobytes() == x[untouched].tobytes()
+    np.testing.assert_array_equal(got, rows.reference(x, indices, updates))
+
+
+def test_a_computed_operand_is_updated_in_place() -> None:
+    """Also where the result is the model's."""
+    xs = numbers("add", 300, 8), RNG.integers(0, 300, (60, 1)), numbers("add", 60, 8)
+    x, i, u = (Input(f"x{n}", TensorType(dtype_of(a), a.shape))() for n, a in enumerate(xs))
+    rows = Scatter("add", (1,), (0,), (), (), (0,), 1)
+    for result in (rows(Reduce("sum", (0,))(BroadcastInDim((2, 300, 8), (1, 2))(x)), i, u),):
+        for g in (Graph((x, i, u), (result,)), Graph((x, i, u), (Reduce("max", (1,))(result),))):
+            (got,) = run_checked(g, xs, H100)
+            np.testing.assert_array_equal(got, interpret(g, xs)[0])
+            assert "pointwise" not in {name.rstrip("_0123456789") for name in planned(g, H100)[1]}
 
 
 def test_many_updates_of_few_elements() -> None:
@@ -98,7 +142,7 @@ def test_updates_that_are_apart_are_written_where_they_go() -> None:
     line = Scatter("set", (1,), (0,), (), (), (0,), 1, unique=True)
     xs = numbers("set", 50, 3), places, numbers("set", 60, 3)
     checked(line, *xs)
-    assert [name.rstrip("_0123456789") for name in planned(graph(line, *xs), H100)[1]] == ["scatter_into", "update"]
+    assert [name.rstrip("_0123456789") for name in planned(graph(line, *xs), H100)[1]] == ["pointwise", "update"]
     batched = Scatter("set", (), (1,), (0,), (0,), (1,), 2, unique=True)
     permutations = np.stack([RNG.permutation(70) for _ in range(3)])[..., None]
     checked(batched, numbers("set", 3, 64), permutations, numbers("set", 3, 70))
@@ -120,4 +164,4 @@ def test_updates_without_common_elements_are_applied_where_they_go(kind: str) ->
     xs = numbers(kind, 300, 5), RNG.permutation(310)[:70, None] - 5, numbers(kind, 70, 5)
     checked(rows, *xs)
     names = [name.rstrip("_0123456789") for name in planned(graph(rows, *xs), H100)[1]]
-    assert names == ["scatter_into", "update"]
+    assert names == ["pointwise", "update"]

@@ -119,13 +119,45 @@ def test_a_norm_that_others_need_is_stored() -> None:
     agrees(graph, RNG.normal(size=(1, 64)).astype(np.float32), 1e-5)
 
 
-def test_products_of_other_columns_are_kernels_of_their_own() -> None:
-    """They have loops of their own, so that the norm before them is computed once."""
+@pytest.mark.parametrize(("count", "launches"), [(2, 2), (9, 10)])
+def test_each_of_a_few_products_computes_the_norm_of_its_row(count: int, launches: int) -> None:
+    """Products of other columns have loops of their own. Many of them read a norm that is stored."""
     x = Input("x", TensorType(f32, (1, 64)))()
     y = normed(x)
-    a, b = (DOT(y, plain(64, n, np.float32)) for n in (32, 48))
-    graph = Graph((x,), (ops.Tanh()(a), ops.Tanh()(b)))
-    assert len(planned(graph, H100)[0].steps) == 3
+    graph = Graph((x,), tuple(ops.Tanh()(DOT(y, plain(64, 32 + n, np.float32))) for n in range(count)))
+    assert len(planned(graph, H100)[0].steps) == launches
+    agrees(graph, RNG.normal(size=(1, 64)).astype(np.float32), 1e-5)
+
+
+def test_a_norm_behind_a_chain_of_norms() -> None:
+    """Residual values that other norms are added to are stored, whatever comes before them."""
+    x = Input("x", TensorType(f32, (1, 64)))()
+    y = x
+    for _ in range(8):
+        y = ops.Add()(y, normed(y))
+    program, _ = planned(Graph((x,), (DOT(normed(y), plain(64, 32, np.float32)), y)), H100)
+    assert "rsqrt+dot_general" in program.steps[-1].label, program.steps[-1].label
+
+
+@pytest.mark.parametrize("value", [1.0, np.nan, np.inf])
+@pytest.mark.parametrize(("kind", "depth", "tolerance"), [
+    (np.float16, 2048, 2e-3), (ml_dtypes.bfloat16, 1100, 1.5e-2), (np.float32, 31, 1e-5),
+])  # fmt: skip
+def test_products_with_weights_that_are_inputs(kind: type, depth: int, tolerance: float, value: float) -> None:
+    """Queries, keys and values are one launch, a gate and what it gates one kernel, each with the norm before it."""
+    dtype = dtype_of(np.empty(0, kind))
+    shapes = (21, depth), (9, depth), (9, depth), (7, depth), (7, depth)
+    x, *weights = (Input(f"x{i}", TensorType(dtype, s))() for i, s in enumerate(((1, depth), *shapes)))
+    row, other = normed(x), normed(ops.Neg()(x))
+    gate, up = (DOT(other, w) for w in weights[3:])
+    results = (*(DOT(row, w) for w in weights[:3]), ops.Mul()(ops.Logistic()(gate), up))
+    graph = Graph((x, *weights), results)
+    program, _ = planned(graph, H100)
+    assert len(program.steps) == 1 and program.steps[0].label.count("|") == 3
+    arrays = [(RNG.normal(size=n.shape) / depth**0.5).astype(kind) for n in graph.inputs]
+    arrays[0][0, 7] = value
+    for got, want in zip(run_checked(graph, arrays, H100), interpret(graph, arrays), strict=True):
+        np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("value", [1.0, 65504.0, 2.0**-24, np.inf, np.nan])

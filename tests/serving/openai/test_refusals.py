@@ -98,6 +98,8 @@ def until(condition: Callable[[], bool]) -> None:
         (CHATS, {"tool_choice": "required"}, None, "needs tools"),
         (CHATS, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, None, "['f']"),
         (CHATS, {"response_format": {"type": "xml"}}, "response_format", ""),
+        (CHATS, {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": True}}},
+         "response_format.json_schema.schema", "response_format.json_schema.schema: Input should be an object"),
         (CHATS, {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": 5}}}},
          None, "schema"),
         (CHATS, {"top_logprobs": 2}, None, "logprobs: true"),

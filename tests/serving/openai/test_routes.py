@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,14 @@ import pytest
 pytest.importorskip("uvicorn")
 pytest.importorskip("openai")
 
-from ingot.serving.openai.model import ServedLanguageModel
+from prometheus_client import CollectorRegistry
+
+from ingot.language.engine import Answer
+from ingot.language.text.generation import AnswerPart
+from ingot.serving.openai.answers import Choice, deltas
+from ingot.serving.openai.metrics import LanguageMetrics
+from ingot.serving.openai.model import Prompt, ServedLanguageModel
+from ingot.support.errors import IngotError
 from tests.language.tiny import SPECIAL
 from tests.serving.openai.server import client, language_model, served
 
@@ -209,6 +217,24 @@ def test_tools_left_alone_are_no_calls(api):
     assert api.chat.completions.create(tool_choice="none", **request).choices[0].message == without.choices[0].message
     auto = api.chat.completions.create(**request)
     assert not auto.choices[0].message.tool_calls and auto.usage.prompt_tokens > without.usage.prompt_tokens
+
+
+def test_an_error_right_behind_a_piece_is_raised(lm):
+    """Both wake the event loop once."""
+    answer = Answer(1)
+
+    async def read() -> list[str]:
+        choice = Choice(0, answer, Prompt([1], {}), lm.tokenizer, LanguageMetrics(CollectorRegistry(), []).pace("m", 0))
+        answer.put(AnswerPart((), "text"))
+        answer.fail(IngotError("broken"))
+        texts: list[str] = []
+        with pytest.raises(IngotError, match="broken"):
+            async with asyncio.timeout(20):
+                async for _, delta in deltas([choice]):
+                    texts.append(delta.content)
+        return texts
+
+    assert asyncio.run(read()) == ["text"]
 
 
 def test_embeddings_in_both_forms(api, lm):

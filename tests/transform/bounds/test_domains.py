@@ -41,6 +41,32 @@ def test_lines_end_where_a_function_does(method: str) -> None:
     assert np.isneginf(lower).all() and np.isposinf(upper).all()
 
 
+class Quotients(nn.Module):
+    """By x and by its powers with negative exponents."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + x.flip(1) * 0.5
+        return torch.cat([1 / x, 3 / y, (x + 1) / y, x**-2.0, y**-3.0, x.tanh() / (y * y.abs())], 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("low", "high"), [(-2.5, -0.5), (-3.0, -3.0), (-1e-3, -1e-4), (-1e12, -1e11), (0.5, 2.5)])
+def test_divisors_of_one_sign(method: str, low: float, high: float) -> None:
+    """Below 0 as above it bounds are finite, and no tighter than the values."""
+    net = Quotients()
+    x = torch.from_numpy(np.random.default_rng(0).uniform(low, high, (4000, 3)).clip(low, high))
+    x[:8] = torch.tensor(list(itertools.product((low, high), repeat=3)))
+    x = x.float().double()
+    lower, upper = ingot.bounds(net, torch.zeros(1, 3), lower=low, upper=high, method=method)
+    y = net(x).numpy()
+    slack = 1e-12 * np.abs(y)
+    assert np.isfinite(lower).all() and np.isfinite(upper).all()
+    assert (lower - slack <= y).all() and (y <= upper + slack).all()
+    mirrored = ingot.bounds(net, torch.zeros(1, 3), lower=-high, upper=-low, method=method)
+    widths, odd = upper - lower, [*range(6), *range(12, 15)]  # 1 / x, 3 / y, y^-3
+    np.testing.assert_allclose(widths[:, odd], (mirrored.upper - mirrored.lower)[:, odd], rtol=1e-4, atol=1e-12)
+
+
 def test_what_is_never_negative_has_a_root() -> None:
     """Norms and logarithms of sums: the error of the bounds' own arithmetic makes no sum of squares negative."""
 

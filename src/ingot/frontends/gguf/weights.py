@@ -39,11 +39,12 @@ class GGUFWeights:
         return self._tensor(name).shape
 
     def matrix(self, name: str) -> Node:
-        """f32[..., rows, columns]: levels dequantized, or numbers of the file."""
+        """f32[..., rows, columns]: levels dequantized, or numbers of the file. A file may leave out a single row."""
         tensor = self._tensor(name)
+        shape = tensor.shape if len(tensor.shape) > 1 else (1, *tensor.shape)
         if tensor.format.levels is None:
-            return ops.cast(self._plain(tensor), f32)
-        return ops.reshape(self._levels(tensor), tensor.shape)
+            return ops.reshape(ops.cast(self._plain(tensor), f32), shape)
+        return ops.reshape(self._levels(tensor), shape)
 
     def vector(self, name: str) -> Node:
         """f32 of the tensor's shape, as numbers."""

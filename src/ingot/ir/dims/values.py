@@ -43,8 +43,8 @@ _LIKELY_SIZES: ContextVar[Mapping[str, int]] = ContextVar("likely sizes", defaul
 
 @contextmanager
 def likely_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
-    """In the context, `estimate` assumes these sizes of symbols."""
-    token = _LIKELY_SIZES.set(sizes)
+    """In the context, `estimate` assumes these sizes of symbols, and of others those that it assumed before."""
+    token = _LIKELY_SIZES.set({**_LIKELY_SIZES.get(), **sizes})
     try:
         yield
     finally:

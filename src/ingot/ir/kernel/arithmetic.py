@@ -195,6 +195,24 @@ def dot(e: k.Dot, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return c + (a.astype(np.int64) * b).reshape(e.lanes, -1).sum(1)
 
 
+def quad_product(e: k.QuadProduct, *operands: np.ndarray) -> np.ndarray:
+    quads = [a.reshape(-1, 8, 4) for a in (operands[e.row], *operands[2:])]
+    words, terms = quads[0], np.ascontiguousarray(quads[1:]).view(e.term_dtype.numpy).astype(np.float32)
+    levels = np.stack([(words >> np.uint32(4 * place) & 15).astype(np.float32) - e.zero for place in range(8)])
+    pairs = terms.reshape(4, -1, 8, 4, 2)
+    products = np.einsum("hpwit,pwqth->wiq", levels.reshape(2, 4, -1, 8, 4), pairs)
+    i, j = np.ogrid[:8, :4]
+    return products[:, i, 2 * j + i % 2].reshape(1, -1)
+
+
+def narrow_levels(e: k.NarrowLevels, words: np.ndarray, zero: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return ((words >> np.uint32(e.place) & 15).astype(np.float32) - zero) * scale
+
+
+def lane_sums(e: k.LaneSums, *values: np.ndarray) -> np.ndarray:
+    return np.array([[value.sum(dtype=np.float32) for value in values]])
+
+
 def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.array([_exact_fma(*v) for v in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)], np.float64)
 
@@ -209,3 +227,11 @@ def _exact_fma(a: float, b: float, c: float) -> float:
         return float(total)
     except OverflowError:
         return float("inf") if total > 0 else float("-inf")
+
+
+OF_LANES: dict[type[k.Expr], Callable[..., np.ndarray]] = {
+    k.Dot: dot,
+    k.QuadProduct: quad_product,
+    k.LaneSums: lane_sums,
+    k.NarrowLevels: narrow_levels,
+}

@@ -14,9 +14,12 @@ from ingot.ir.kernel.grammar import (
     Expr,
     Fma,
     Gather,
+    LaneSums,
     Lit,
     Load,
     Lookup,
+    NarrowLevels,
+    QuadProduct,
     Ramp,
     Range,
     Reduce,
@@ -32,7 +35,7 @@ from ingot.ir.kernel.grammar import (
     Unary,
     Var,
 )
-from ingot.ir.types import DType, boolean, i64
+from ingot.ir.types import DType, boolean, f32, i64
 
 
 def integer(value: int) -> Lit:
@@ -233,3 +236,18 @@ def transposed(a: Expr) -> Expr:
 def tile_product(a: Expr, b: Expr, c: Expr, tf32: bool = False) -> Expr:
     """a @ b + c of tiles."""
     return TileProduct(c.dtype, c.lanes, a, b, c, tf32, tile=c.tile)
+
+
+def quad_product(words: tuple[Expr, Expr], terms: tuple[Expr, ...], dtype: DType, zero: int, row: int) -> Expr:
+    return QuadProduct(f32, words[0].lanes, words, terms, dtype, zero, row, tile=words[0].tile)
+
+
+def lane_sums(values: tuple[Expr, ...]) -> Expr:
+    """The sums of several values as a row, and of one as a tile of one element."""
+    count = len(values)
+    return reduce_axis("add", values[0], 1) if count == 1 else LaneSums(f32, count, values, tile=(1, count))
+
+
+def narrow_levels(words: Expr, zero: Expr, scale: Expr, place: int) -> Expr:
+    words, zero, scale = broadcast(words, zero, scale)
+    return NarrowLevels(scale.dtype, words.lanes, words, zero, scale, place, tile=words.tile)

@@ -1,7 +1,7 @@
 """Kernel IR: the loop language that schedules emit and targets print. The grammar:
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
-    stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
+    stmt   ::= For(var, begin, end, step, body, unroll, flatten, prefetch) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index) | AwaitStores | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
@@ -9,7 +9,8 @@
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
            | Range | Spread(a) | ReduceAlong(fn, a, axis) | ScanAlong(fn, a, axis) | Transposed(a)
-           | TileProduct(a, b, c, tf32)
+           | TileProduct(a, b, c, tf32) | QuadProduct(words, terms, zero, row) | LaneSums(values)
+           | NarrowLevels(words, zero, scale, place)
            | TileLoad(buffer, row, column)
 
 Statements are ordered; expressions have no effects, and a Load reads memory at the point of its statement. Every
@@ -333,6 +334,42 @@ class TileProduct(Expr):
 
 
 @dataclass(frozen=True, slots=True)
+class QuadProduct(Expr):
+    """Products of levels of 4 bits and terms of 16, summed over quads: four neighboring lanes. The lanes of a tile of
+    one row are those of warps, 32 each. Lane 4i + j of a warp is the sum over quad i of its levels by the terms of quad
+    2j + i % 2: of (level - zero) * term, exact, accumulated in f32 in an order that the target chooses.
+
+    words: of two rows of A, u32, eight levels each, the first in the lowest bits; `row` tells whose products these are.
+    terms: four pairs of `term_dtype` in 32 bits, pair n for the levels n and n + 4.
+    """
+
+    words: tuple[Expr, Expr]
+    terms: tuple[Expr, ...]
+    term_dtype: DType
+    zero: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowLevels(Expr):
+    """(level - zero) * scale, rounded once to f16 or bf16, of the levels of 4 bits at bit `place` of each of `words`,
+    u32. zero: an integer in the type of the results, where its sums with 15 and 128, or 1024, are exact."""
+
+    words: Expr
+    zero: Expr
+    scale: Expr
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSums(Expr):
+    """A row of the sums of all lanes of each of `values`, tiles of one row: a power of two of them, at most 32, in an
+    order that the target chooses."""
+
+    values: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TileLoad(Expr):
     """The tile of the buffer's matrix whose first element is at (row, column); elements outside of the matrix are 0."""
 
@@ -353,6 +390,8 @@ Body = tuple[Stmt, ...]
 class For(Stmt):
     """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code. `flatten`: a
     hint that the loop and the one inside it had better be one loop, so that loads of a turn begin in the turn before.
+    `prefetch`: turns before a turn in which its loads begin; 0: the compiler's choice. No load of the loop reads what
+    the loop stores.
     """
 
     var: Var
@@ -362,6 +401,7 @@ class For(Stmt):
     body: Body
     unroll: bool = False
     flatten: bool = False
+    prefetch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from ingot.ir import kernel as k
 from ingot.ir.kernel.arithmetic import (
     ARITHMETIC,
     COMPARE,
+    OF_LANES,
     SCALAR,
     UNARY,
     Value,
     convert,
-    dot,
     fma32,
     fma64,
     lanes_of,
@@ -341,8 +341,8 @@ def _step(e: k.Expr) -> Step:
         case k.Fma():
             fused = fma32 if e.dtype.bits <= 32 else fma64
             return _lift(fused if e.dtype.is_float else lambda a, b, c: a * b + c, e)
-        case k.Dot():
-            return _lift(partial(dot, e), e)
+        case k.Dot() | k.QuadProduct() | k.LaneSums() | k.NarrowLevels():
+            return _lift(partial(OF_LANES[type(e)], e), e)
         case k.Select():
             return _select(e)
         case k.Cast():

@@ -9,7 +9,6 @@ from ingot.ir.kernel.grammar import (
     Alloc,
     Body,
     Buffer,
-    Call,
     Expr,
     For,
     Gather,
@@ -95,10 +94,10 @@ class Rewriter:
 
 def with_operands(e: Expr, images: Mapping[int, Expr]) -> Expr:
     """Return `e` with other operands, by the ids of its present ones."""
-    if isinstance(e, Call):
-        return replace(e, args=tuple(images.get(id(a), a) for a in e.args))
     values = {f.name: getattr(e, f.name) for f in fields(e)}
-    return replace(e, **{name: images[id(v)] for name, v in values.items() if id(v) in images})
+    changed = {name: images[id(v)] for name, v in values.items() if id(v) in images}
+    groups = {name: v for name, v in values.items() if isinstance(v, tuple) and any(id(a) in images for a in v)}
+    return replace(e, **changed, **{name: tuple(images.get(id(a), a) for a in v) for name, v in groups.items()})
 
 
 __all__ = ["Rewriter", "with_operands"]

@@ -12,7 +12,7 @@ from collections import ChainMap
 from collections.abc import Callable
 
 from ingot.ir import kernel as k
-from ingot.ir.types import bf16, boolean, f8e4m3fn, f8e5m2, f32, f64, i8, i16, i32, i64, u8
+from ingot.ir.types import bf16, boolean, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u32
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import VerifyError
 
@@ -246,6 +246,12 @@ class _Checker:
                 self.require(e.dtype in (f32, f64), e.fn, "f32 or f64", e.dtype)
             case k.Dot():
                 self.dot(e)
+            case k.NarrowLevels():
+                self.same_kinds("levels", e, e.zero, e.scale)
+                ok = e.words.dtype == u32 and e.words.tile == e.tile is not None and e.dtype in (f16, bf16)
+                self.require(ok, "levels", "a tile of f16 or bf16 of words", _kind(e.words))
+            case k.QuadProduct() | k.LaneSums():
+                self.of_lanes(e)
             case k.Select():
                 self.same_kinds("select", e, e.a, e.b)
                 self.require(
@@ -346,6 +352,20 @@ class _Checker:
             lanes = e.lanes * 32 // a.dtype.bits
             self.require(a.lanes == lanes or is_whole_vector, "dot", f"an operand {a.dtype}x{lanes}", _kind(a))
 
+    def of_lanes(self, e: k.QuadProduct | k.LaneSums) -> None:
+        if isinstance(e, k.QuadProduct):
+            self.require(e.term_dtype in (f16, bf16), "quads", "terms of 16 bits", e.term_dtype)
+            operands, (dtype, columns) = (*e.words, *e.terms), (u32, e.lanes)
+            self.require(len(e.words) == 2 and len(e.terms) == 4 and e.row in (0, 1), "quads", "2 rows, 4 pairs", e.row)
+        else:
+            operands, dtype, columns = e.values, f32, len(e.values)
+            self.require(1 < columns <= 32 and not columns & (columns - 1), "sums", "2, 4, ... 32 values", columns)
+        lanes = operands[0].lanes
+        self.require(lanes % 32 == 0, "lanes", "those of warps", lanes)
+        for a in operands:
+            self.require(_kind(a) == kind_of(dtype, lanes, (1, lanes)), "lanes", f"a row of {dtype}", _kind(a))
+        self.require(_kind(e) == kind_of(f32, columns, (1, columns)), "lanes", "a row of f32", _kind(e))
+
     def gather(self, e: k.Gather, scope: _Scope) -> None:
         subject = f"gather {e.buffer.name}"
         self.buffer(e.buffer, scope, "gather")
@@ -428,6 +448,9 @@ _OPERANDS: dict[type[k.Expr], Callable[..., tuple[k.Expr, ...]]] = {
     **dict.fromkeys((k.Fma, k.Dot, k.TileProduct), lambda e: (e.a, e.b, e.c)),
     k.Select: lambda e: (e.cond, e.a, e.b),
     k.Call: lambda e: e.args,
+    k.QuadProduct: lambda e: (*e.words, *e.terms),
+    k.LaneSums: lambda e: e.values,
+    k.NarrowLevels: lambda e: (e.words, e.zero, e.scale),
     k.Ramp: lambda e: (e.base,),
     k.Lookup: lambda e: (e.index,),
     k.TileLoad: lambda e: (e.row, e.column),

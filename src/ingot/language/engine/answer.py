@@ -61,7 +61,8 @@ class Answer:
             self._notify([callback])
 
     def take(self) -> list[AnswerPart]:
-        """The pieces since the last call, without waiting. Raises the engine's error."""
+        """The pieces since the last call, without waiting. Raises the engine's error if there are none: take until
+        there are none, as callbacks may come together."""
         with self._changed:
             pieces, self._pieces = self._pieces, []
             if not pieces and self._error is not None:

@@ -21,7 +21,7 @@ from ingot.language.attention import PagedRows, Rows, loop
 from ingot.language.cache import CacheForm
 from ingot.language.engine.paging import FEW_ROWS, Steps, page_count
 from ingot.language.layers import Network
-from ingot.language.sampler import SETTINGS, Sampler
+from ingot.language.sampler import SETTINGS, Sampler, inputs_like
 from ingot.support.errors import InputError
 
 ROWS, SAMPLES, REPORTED = symbol("rows"), symbol("samples"), symbol("reported")
@@ -147,18 +147,14 @@ def paged_step(network: Network, form: CacheForm, samples: int) -> Graph:
 
 
 def _largest(operands: Sequence[Node]) -> Graph:
-    inputs = _branch_inputs(operands)
+    inputs = inputs_like(operands)
     return Graph(inputs, (ops.arg_reduce("max", inputs[0], 1),))
 
 
 def _drawn(operands: Sequence[Node]) -> Graph:
-    inputs = _branch_inputs(operands)
+    inputs = inputs_like(operands)
     logits, positions, is_weighed, bias, counts, *settings, count = inputs
     return Graph(inputs, (_sampled(logits, positions, is_weighed, bias, counts, settings, count),))
-
-
-def _branch_inputs(operands: Sequence[Node]) -> tuple[Node, ...]:
-    return tuple(Input(f"operand {i}", n.type)() for i, n in enumerate(operands))
 
 
 def _sampled(
@@ -188,12 +184,12 @@ def _sampled(
 
 
 def _plain(operands: Sequence[Node]) -> Graph:
-    inputs = _branch_inputs(operands)
+    inputs = inputs_like(operands)
     return Graph(inputs, (inputs[0],))
 
 
 def _weighed(operands: Sequence[Node]) -> Graph:
-    inputs = _branch_inputs(operands)
+    inputs = inputs_like(operands)
     logits, bias, counts, sample, *settings = inputs
     return Graph(inputs, (Sampler(tuple(settings), _row(bias, sample), _row(counts, sample)).weighed(logits),))
 

@@ -135,14 +135,12 @@ class Transcript:
         return [bias + (0 if self._bias is None else self._bias) for bias in constraint.biases(proposed)]
 
     def push(self, new: Sequence[int], logits: Sequence[np.ndarray] = ()) -> AnswerPart:
-        """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each; required if logprobs are
-        requested. Raises IngotError if they are NaN or infinite, as no token is drawn from them."""
-        if not all(np.isfinite(row.max()) for row in logits):
-            fix = 'check its weights; if they are fine, precision="float32" and cache="float32" avoid overflows'
-            what = f"the model's logits after {len(self.ids)} tokens"
-            raise IngotError(what, expected="finite numbers", got="NaN or infinite ones", fix=fix)
+        """Add the next tokens, up to the end of the answer. logits: f32[vocabulary] for each, and maybe for rejected
+        ones behind them; required if logprobs are requested. Raises IngotError if a token's are NaN or infinite."""
         request, tokens, texts = self.request, list[Token](), list[str]()
         for n, i in enumerate(new):
+            if n < len(logits):
+                self._check(logits[n])
             if i in request.end_ids:
                 self.finish = "stop"
                 break
@@ -162,6 +160,12 @@ class Transcript:
             if self.finish:
                 break
         return self._piece(tokens, texts)
+
+    def _check(self, logits: np.ndarray) -> None:
+        if not np.isfinite(logits.max()):
+            fix = 'check its weights; if they are fine, precision="float32" and cache="float32" avoid overflows'
+            what = f"the model's logits after {len(self.ids)} tokens"
+            raise IngotError(what, expected="finite numbers", got="NaN or infinite ones", fix=fix)
 
     def end(self, finish: str) -> AnswerPart:
         """The last piece of an answer that ends here."""

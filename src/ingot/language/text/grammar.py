@@ -14,14 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ingot.language.text.schemas import check_schemas, schemas_of
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.support.errors import ImportModelError, InputError
 
 if TYPE_CHECKING:
     import llguidance
+    from llguidance._lib import JsonCompileOptions
 
 _EXTRA = "pip install 'ingot-compiler[language]'"
 _MAX_CHARACTERS = 1 << 20  # characters of a schema or a grammar
+# how JSON is written, as by `json.dumps`: with flexible spaces a model could write spaces forever
+JSON_SPACES: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Grammars:
@@ -48,17 +52,19 @@ class Grammars:
         matcher = self._library.LLMatcher
         try:
             if schema is not None:
-                text = matcher.grammar_from_json_schema(_schema_text(schema))
+                check_schemas((schema_text := _schema_text(schema),))
+                text = matcher.grammar_from_json_schema(schema_text, defaults=JSON_SPACES)
             elif regex is not None:
                 text = matcher.grammar_from_regex(_checked("regex", regex))
             else:
-                text = matcher.grammar_from_lark(_checked("grammar", grammar))
+                check_schemas(schemas_of(source := _checked("grammar", grammar)))
+                text = matcher.grammar_from_lark(source)
         except ValueError as error:
             raise InputError("the grammar", expected="one that llguidance reads", got=str(error)) from error
         grammar_matcher = matcher(self._tokenizer, text, log_level=0)
         if grammar_matcher.is_error():
             what = "the schema" if schema is not None else "the grammar"
-            raise InputError(what, expected="one that llguidance takes", got=grammar_matcher.get_error())
+            raise InputError(what, expected="one that llguidance takes", got=_reason(grammar_matcher))
         return Constraint(grammar_matcher, self._vocabulary)
 
 
@@ -106,7 +112,12 @@ class Constraint:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InputError("the grammar", expected="an answer within its limits", got=self._matcher.get_error())
+            raise InputError("the grammar", expected="an answer within its limits", got=_reason(self._matcher))
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    """The error of a matcher, without the dump of its state."""
+    return matcher.get_error().partition("<state>")[0].strip()
 
 
 def _schema_text(schema: Any) -> str:
@@ -117,8 +128,7 @@ def _schema_text(schema: Any) -> str:
     if not isinstance(schema, str | Mapping):
         raise InputError("schema", expected="a JSON schema as a dict or a text", got=type(schema).__name__)
     try:
-        text = schema if isinstance(schema, str) else json.dumps(schema)
-        json.loads(text)
+        text = json.dumps(json.loads(schema) if isinstance(schema, str) else schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError("schema", expected="JSON", got=str(error)) from error
     return _checked("schema", text)

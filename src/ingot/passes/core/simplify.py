@@ -72,13 +72,17 @@ def _reshape(n: Node) -> Node | None:
 
 
 def _transpose(n: Node) -> Node | None:
-    """transpose by 0, 1, 2... -> x; transpose(transpose(x)) -> transpose(x); of a broadcast or iota -> another one"""
+    """transpose by 0, 1, 2... -> x; transpose(transpose(x)) -> transpose(x); of a broadcast or iota -> another one;
+    transpose of dimensions of size 1 -> reshape"""
     (x,) = n.inputs
     perm = _permutation(n)
     if perm == tuple(range(len(perm))):
         return x
     op = x.op.absorb_transpose(perm) if isinstance(x.op, ops.CoreOp) else None
-    return None if op is None else op(*x.inputs)
+    if op is not None:
+        return op(*x.inputs)
+    long = [d for d in perm if x.shape[d] != 1]
+    return ops.Reshape(n.shape)(x) if long == sorted(long) else None
 
 
 def _permutation(n: Node) -> tuple[int, ...]:

@@ -74,13 +74,16 @@ def outlasts_product(members: Iterable[Node], product: Node, policy: FusionPolic
     the product's size (a gradient of GELU)."""
     if not is_contraction(product) or estimate(product.type.size) < policy.min_costly_epilogue_elements:
         return False
-    nodes, reads_another = list(dict.fromkeys(members)), False
-    for n in nodes:  # grows in the loop
-        for i in n.inputs if len(nodes) <= policy.max_ops else ():
-            if is_pointwise(i) or is_free(i):
-                nodes += [i] if i not in nodes else []
-            elif i is not product and len(i.types) == 1:
-                reads_another |= 2 * estimate(i.type.size) > estimate(product.type.size)
+    nodes, reads_another = dict.fromkeys(members), False
+    pending = [*nodes]
+    while pending and len(nodes) <= policy.max_ops:
+        for i in pending.pop().inputs:
+            if not (is_pointwise(i) or is_free(i)):
+                is_value = i is not product and len(i.types) == 1
+                reads_another |= is_value and 2 * estimate(i.type.size) > estimate(product.type.size)
+            elif i not in nodes:
+                nodes[i] = None
+                pending.append(i)
     work = [n for n in nodes if isinstance(n.op, Elementwise) and not isinstance(n.op, ops.Convert)]
     if not reads_another or len(work) <= policy.max_costly_epilogue:
         return False

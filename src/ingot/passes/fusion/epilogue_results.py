@@ -36,7 +36,7 @@ def join_epilogues(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node
 
 def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
     """Merge the groups of a kind into the groups whose results they read."""
-    users, outputs = graph.uses(), set(graph.outputs)
+    users = graph.uses()
     readers: dict[Node, list[Node]] = {}  # by producer
     for n in graph.nodes():
         producers = (group for i in n.inputs if (group := _producer(i, n, users)) is not None)
@@ -49,6 +49,15 @@ def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph,
         # operands of others are computed before the producer, so that they do not depend on it
         if all(i in results or i.is_leaf or i in producer.inputs for i in n.inputs) and size <= policy.max_ops:
             readers.setdefault(producer, []).append(n)
+    return merge_readers(graph, readers)
+
+
+def merge_readers(
+    graph: Graph, readers: Mapping[Node, Sequence[Node]], kind: str = ""
+) -> tuple[Graph, dict[Node, Node]]:
+    """Merge groups into others whose results or operands they read, and return the graph and the new node of each
+    merged group. readers: by the group that they join. kind: of the new groups; "": that of the group they join."""
+    users, outputs = graph.uses(), set(graph.outputs)
     producer_of = {r: p for p, members in readers.items() for r in members}
     images: dict[Node, Node] = {}
     replaced: dict[Node, Node] = {}
@@ -56,16 +65,16 @@ def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph,
     def needs(n: Node) -> Sequence[Node]:
         if n in producer_of:
             return (producer_of[n],)
-        return (*n.inputs, *(i for r in readers.get(n, ()) for i in r.inputs if i.is_leaf))
+        return (*n.inputs, *(i for r in readers.get(n, ()) for i in r.inputs if i not in {n, *n.results}))
 
     for n in topological((*graph.inputs, *graph.outputs), needs):
         if n in readers:
             stored = [r for r in n.results if r in outputs or any(u not in readers[n] for u in users.get(r, ()))]
-            group = _merged(n, stored, readers[n], images)
+            group = _merged(n, stored, readers[n], images, kind)
             values = [*stored, *(r for m in readers[n] for r in m.results)]
             images |= zip(values, group.results, strict=True)
             replaced |= dict.fromkeys((n, *readers[n]), group)
-        elif n not in images:
+        elif n not in images and n not in producer_of:
             images[n] = n.with_inputs([images[i] for i in n.inputs])
     return graph.with_outputs(images[n] for n in graph.outputs), replaced
 
@@ -159,7 +168,9 @@ def _is_group(n: Node, *kinds: str) -> bool:
     return isinstance(n.op, Group) and n.op.kind in kinds
 
 
-def _merged(producer: Node, stored: Sequence[Node], members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
+def _merged(
+    producer: Node, stored: Sequence[Node], members: Sequence[Node], images: Mapping[Node, Node], kind: str
+) -> Node:
     """Return one group with the results of the producer that are `stored`, and those of its readers."""
     op = producer.op
     assert isinstance(op, Group)
@@ -174,7 +185,7 @@ def _merged(producer: Node, stored: Sequence[Node], members: Sequence[Node], ima
             inner[p] = values[outer] if outer in values else params[outer]
         roots += rebuild(body_of(m).outputs, inner)
     body = Graph(tuple(params.values()), tuple(roots))
-    return Group(body, op.kind)(*(images[n] for n in params), loc=producer.loc)
+    return Group(body, kind or op.kind)(*(images[n] for n in params), loc=producer.loc)
 
 
-__all__ = ["join_epilogues"]
+__all__ = ["join_epilogues", "merge_readers"]

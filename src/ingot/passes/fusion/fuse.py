@@ -30,6 +30,7 @@ from ingot.ops.core.base import Category, category, is_contraction, operands_in_
 from ingot.ops.group import Group
 from ingot.ops.views import is_strided_view, pull_back, strided_base
 from ingot.passes.fusion.channel_images import ChannelImages
+from ingot.passes.fusion.column_sums import join_column_sums
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
     gathers_rows,
@@ -102,7 +103,7 @@ class _Fusion:
             for g in self.groups_of.get(u, ()):
                 self.readers.setdefault(g, []).append(u)
         groups = list(self.readers)
-        if len(groups) == 1 and self._join_prologue(groups[0], node):
+        if self._join_prologue(groups, node):
             return
         if node in self.optional_memory:
             self.in_memory.add(node)
@@ -118,12 +119,8 @@ class _Fusion:
         if is_free(node) or node in self.channels.unpadded or (self.policy.widens_values and widens(node)):
             self._place_free(node, groups, needs_memory)
             return
-        if (
-            not needs_memory
-            and groups
-            and all(self.groups_of.get(u) for u in users)
-            and not any(map(self._is_full, groups))
-        ):
+        is_read_by_groups = bool(groups) and all(self.groups_of.get(u) for u in users)
+        if not needs_memory and is_read_by_groups and not any(map(self._is_full, groups)):
             if len(groups) == 1 and self._join(groups[0], node):
                 return
             if len(groups) > 1 and self._join_all(groups, node):
@@ -255,28 +252,31 @@ class _Fusion:
         source = None if panel is None else source_of(panel)
         return source is not None and is_pointwise(source) and source not in self.tails and len(self.users[source]) == 1
 
-    def _join_prologue(self, g: OpenGroup, node: Node) -> bool:
-        """Add `node`, which only the rows of the group's anchor need, to the anchor's prologue."""
-        if g.panel is None or node in self.outputs or node in self.in_memory:
+    def _join_prologue(self, groups: list[OpenGroup], node: Node) -> bool:
+        """Add `node`, which only the rows of the groups' anchors need, to their prologues: of one group, or of several
+        that require it."""
+        is_required = bool(groups) and all(node in g.required for g in groups)
+        if not (is_required or len(groups) == 1) or node in self.outputs or node in self.in_memory:
             return False
-        anchors = (g.anchor, *g.siblings) if node is g.panel else ()
-        if not all(u in g.prologue or u in anchors for u in self.users[node]):
+        panel = groups[0].panel
+        if panel is None or not all(any(g.is_prologue_reader(u, node) for g in groups) for u in self.users[node]):
             return False
-        if node in g.required:
+        if is_required:
             if is_contraction(node):
-                self.in_memory.update(i for i in node.inputs if i not in g.required)
+                self.in_memory.update(i for i in node.inputs if i not in groups[0].required)
         elif is_free(node):
             if node in self.optional_memory:
                 if not is_strided_view(node) or is_row_transpose(node):
                     return False
                 self.optional_memory.update(node.inputs)
         else:
-            is_full_size = product(node.shape) == product(g.panel.shape) and category(node.op) is Category.ELEMENTWISE
+            is_full_size = product(node.shape) == product(panel.shape) and category(node.op) is Category.ELEMENTWISE
             if node in self.tails or not (is_full_size or is_cheap(node)):
                 return False
-        self._add(g, node, None)
-        g.prologue.add(node)
-        self.groups_of[node] = [g]
+        for g in groups:
+            self._add(g, node, None)
+            g.prologue.add(node)
+        self.groups_of[node] = groups
         return True
 
     def _join(self, g: OpenGroup, node: Node) -> bool:
@@ -465,7 +465,7 @@ class _Fusion:
             if n.is_leaf:
                 memo[n] = n
             elif n in self.storage:
-                memo[n] = self._build_storage(n, memo)
+                memo[n] = n.op(*(memo.get(i, i) for i in n.inputs), loc=n.loc)
             elif n in self.groups_of and self.groups_of[n][0].root is n and len(self.groups_of[n]) == 1:
                 memo[n] = self.groups_of[n][0].build(memo)
                 self.reasons[memo[n]] = self.root_reasons[n]
@@ -479,10 +479,6 @@ class _Fusion:
             outputs.append(memo[n] if is_written or is_unchanged_state else copy_group(f"out{i}", memo[n]))
         return self.graph.with_outputs(outputs)
 
-    def _build_storage(self, node: Node, memo: dict[Node, Node]) -> Node:
-        """Build a storage op on the built groups."""
-        return node.op(*(memo.get(i, i) for i in node.inputs), loc=node.loc)
-
 
 def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] | None = None) -> Graph:
     """Turn a CORE graph, with composite ops that the target keeps, into groups, storage ops, inputs and constants.
@@ -491,7 +487,7 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     fused, images = fusion.run(), dict[Node, Node]()
     if policy.pools_images:
         fused, images = pool_in_producers(fused)
-    for join in (compute_updates, join_results, join_epilogues, join_siblings):
+    for join in (compute_updates, join_results, join_epilogues, join_siblings, join_column_sums):
         fused, merged = join(fused, policy)
         images = {n: merged.get(g, g) for n, g in images.items()} | merged
     if reasons is not None:

@@ -98,6 +98,10 @@ class OpenGroup:
         # a model-level op that was kept whole has a strategy of its own
         return self.anchor.op.name if anchor_category is Category.OPAQUE else anchor_category.value
 
+    def is_prologue_reader(self, user: Node, node: Node) -> bool:
+        """Whether `user` needs `node` for the anchor's rows."""
+        return user in self.prologue or (node is self.panel and user in (self.anchor, *self.siblings))
+
     def add(self, node: Node, axes: Axes | None, readers: Sequence[Node]) -> None:
         """Add `node`. readers: its users in the group."""
         self.members.add(node)

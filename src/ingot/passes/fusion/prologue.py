@@ -27,7 +27,7 @@ from ingot.ir.dims import DimLike, estimate, is_static, product
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape, f32
 from ingot.ops.core.base import Category, category
-from ingot.ops.views import base_of
+from ingot.ops.views import base_of, strided_base
 from ingot.passes.fusion.policy import FusionPolicy
 
 
@@ -138,7 +138,7 @@ def is_single_row(anchor: Node, policy: FusionPolicy) -> bool:
 
 
 def sibling_products(anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, policy: FusionPolicy) -> list[Node]:
-    """Other products of the single row of `anchor`, of the same types: one kernel may compute several."""
+    """Other products of the single row of `anchor`, of the same types and layouts: one kernel may compute several."""
     if not is_single_row(anchor, policy):
         return []
     readers = users.get(anchor.inputs[0], ())
@@ -149,21 +149,26 @@ def _is_sibling(anchor: Node, other: Node) -> bool:
     if other.op != anchor.op or other.type != anchor.type or other.inputs[0] is not anchor.inputs[0]:
         return False
     (b, c) = anchor.inputs[1], other.inputs[1]
-    if b.constant is not None and c.constant is not None:
-        return b.type == c.type
-    same_form = type(b.op) is type(c.op) and [i.type for i in b.inputs] == [i.type for i in c.inputs]
-    return same_form and isinstance(b.op, ops.WEIGHT_FORMS) and b.type == c.type
+    if b.type != c.type or (b.constant is None) != (c.constant is None):
+        return False
+    if isinstance(b.op, ops.WEIGHT_FORMS) or isinstance(c.op, ops.WEIGHT_FORMS):
+        return type(b.op) is type(c.op) and [i.type for i in b.inputs] == [i.type for i in c.inputs]
+    views = strided_base(b, {}), strided_base(c, {})
+    return None not in views and len({layout for _, layout in filter(None, views)}) == 1
 
 
 def norm_of_row(
     anchor: Node, users: Mapping[Node, list[Node]], graph: Graph, tails: Collection[Node], policy: FusionPolicy
 ) -> frozenset[Node]:
-    """The nodes that compute the single row of `anchor`, and of its siblings, from sums over it, as a norm does. A
+    """The nodes that compute the single row of `anchor`, and of other products, from sums over it, as a norm does. A
     program that computes few columns reads the row once more for that: little compared to its columns."""
-    base = base_of(anchor.inputs[0], (ops.Reshape,))
+    x = anchor.inputs[0]
+    base = base_of(x, (ops.Reshape,))
     is_plain_row = not isinstance(base.op, ops.Transpose) and base.shape[-1:] == (base.type.size,)
-    anchors = [anchor, *sibling_products(anchor, users, graph, policy)]
-    return _norm_members(anchors, users, graph, tails, policy) if is_plain_row else frozenset()
+    anchors = [u for u in users[x] if u.inputs[0] is x and x not in u.inputs[1:] and is_single_row(u, policy)]
+    if not is_plain_row or len(anchors) > policy.max_copies:
+        return frozenset()
+    return _norm_members(anchors, users, graph, tails, policy)
 
 
 def _members_between(
@@ -203,15 +208,18 @@ def _norm_members(
     They are pointwise ops on rows, reductions to one value per row, and pointwise ops on such values. Values that other
     nodes need, and `tails`, which belong to the preceding contraction, are read from memory.
     """
-    x = anchors[0].inputs[0]
-    members, base = {x}, x
+    views, base = list[Node](), anchors[0].inputs[0]
     while _preserves_rows(base):
+        views.append(base)
         base = base.inputs[0]
-        members.add(base)
     box = base.shape
     count = product(box[:-1])
     if not box or estimate(box[-1]) <= 1:
         return frozenset()
+    members = set[Node]()
+
+    def is_private(n: Node) -> bool:
+        return n not in graph.outputs and members.union(anchors).issuperset(users[n])
 
     def belongs(n: Node) -> bool:
         if n in tails or not n.inputs:
@@ -222,20 +230,18 @@ def _norm_members(
             return product(n.inputs[0].shape) == count and n.inputs[0].type.rank > 0
         return category(n.op) is Category.ELEMENTWISE and (n.shape == box or product(n.shape) == count)
 
-    pending = [base] if belongs(base) else []
-    while pending:
-        new = [i for i in pending.pop().inputs if i not in members and belongs(i)]
-        members.update(new)
-        pending += new
-        if len(members) > policy.max_row_ops:
+    for view in views:
+        if not is_private(view):
             return frozenset()
-    while True:
-        users_inside = members.union(anchors)
-        private = {n for n in members if n not in graph.outputs and all(u in users_inside for u in users[n])}
-        if private == members:
-            break
-        members = private
-    return frozenset(members) if x in members and any(isinstance(n.op, ops.Reduce) for n in members) else frozenset()
+        members.add(view)
+    pending = [base]
+    while pending and len(members) <= policy.max_row_ops:  # a node joins behind the last of its users
+        n = pending.pop()
+        if n not in members and belongs(n) and is_private(n):
+            members.add(n)
+            pending += n.inputs
+    has_norm = base in members and any(isinstance(n.op, ops.Reduce) for n in members)
+    return frozenset(members) if has_norm and len(members) <= policy.max_row_ops else frozenset()
 
 
 def _preserves_rows(n: Node) -> bool:

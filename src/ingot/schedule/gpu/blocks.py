@@ -207,7 +207,8 @@ def write(
 
 @dataclass(frozen=True)
 class Group:
-    """A fused group as its kernels see it: its body, the layouts of operands and results, and their aligned buffers."""
+    """A fused group as its kernels see it: its body, the layouts of operands and results, and their aligned buffers.
+    The body's results past the last layout are computed, but not stored."""
 
     body: Graph
     ins: tuple[Layout, ...]
@@ -225,6 +226,11 @@ class Group:
         """The same group, whose kernels do not read operand `index`."""
         return replace(self, unread=(*self.unread, index))
 
+    def storing(self, count: int) -> Group:
+        """The same group, whose kernels store its first `count` results alone."""
+        operands = replace(self.operands, outs=self.operands.outs[:count])
+        return replace(self, outs=self.outs[:count], operands=operands)
+
     def emitter(self, bounds: Bounds = ()) -> Emitter:
         """An emitter of the group's values. bounds: as in `read_at`."""
         leaves = zip(self.body.inputs, self.operands.ins, self.ins, strict=True)
@@ -232,7 +238,7 @@ class Group:
 
     @property
     def results(self) -> Iterator[tuple[Node, Buffer, Layout]]:
-        return zip(self.body.outputs, self.operands.outs, self.outs, strict=True)
+        return zip(self.body.outputs, self.operands.outs, self.outs, strict=False)
 
     def step(
         self,

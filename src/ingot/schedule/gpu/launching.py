@@ -34,6 +34,7 @@ from ingot.schedule.lowered import Lowered, Step
 MIN_PROCESSORS_PER_PROGRAM = 8  # of a kernel after whose start the next may start
 MAX_MERGED_KERNELS = 4  # of one launch: each combination is a kernel of its own
 MAX_MERGED_UNARY = 16
+MAX_PROGRAMS_PER_PROCESSOR = 8  # of a kernel of short programs that shares a launch
 ORDERING_STATEMENTS = AwaitProducers | ReleaseConsumers
 
 
@@ -56,16 +57,17 @@ def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
 def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
     """Merge the kernels of independent groups into one launch, on the operands of all; None if a kernel fills the GPU
     alone or cannot be merged. Kernels of one operand and one result, such as copies of weights, are merged whatever
-    their size."""
+    their size. Each program awaits producers and releases consumers where its kernel does, if all kernels do both."""
     are_unary = all(map(_is_unary, lows))
     if len(lows) > (MAX_MERGED_UNARY if are_unary else MAX_MERGED_KERNELS):
         return None
     if not are_unary and not all(_is_small(low, machine) for low in lows):
         return None
     kernels = [low.steps[0].kernel for low in lows]
-    first = kernels[0]
-    if any(kernel.hints != first.hints for kernel in kernels):
+    first, hints = kernels[0], _common_hints(kernels, machine)
+    if hints is None:
         return None
+    keeps_order = all(map(_releases_consumers, kernels))
     renamings = [_Renaming(n, kernel.chunk, _own_chunk(n, kernel)) for n, kernel in enumerate(kernels)]
     starts = [0, *accumulate(map(_program_count, kernels))]
 
@@ -76,7 +78,7 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
             is_before = k.binary("lt", first.chunk, integer(starts[middle]))
             return (If(is_before, branches(begin, middle), branches(middle, end)),)
         kernel, renaming = kernels[begin], renamings[begin]
-        body = renaming.body(tuple(s for s in kernel.body if not isinstance(s, ORDERING_STATEMENTS)))
+        body = renaming.body(tuple(s for s in kernel.body if keeps_order or not isinstance(s, ORDERING_STATEMENTS)))
         return body if begin == 0 else (Let(renaming.chunk, k.sub(first.chunk, integer(starts[begin]))), *body)
 
     kernel = replace(
@@ -86,9 +88,23 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
         dims=tuple(dict.fromkeys(v for kernel in kernels for v in kernel.dims)),
         chunks=integer(starts[-1]),
         body=branches(0, len(kernels)),
+        hints=hints,
     )
-    args = tuple(a for low in lows for a in low.steps[0].args)
-    return await_producers(Lowered((Step(kernel, args),)), machine)
+    merged = Lowered((Step(kernel, tuple(a for low in lows for a in low.steps[0].args)),))
+    return merged if keeps_order else await_producers(merged, machine)
+
+
+def _common_hints(kernels: Sequence[Kernel], machine: Machine) -> tuple[tuple[str, int], ...] | None:
+    """The hints of a launch of several kernels; None if they differ. Kernels of few programs may have more warps there
+    than alone."""
+    hints = [dict(kernel.hints) for kernel in kernels]
+    warps = max(h["warps"] for h in hints)
+    for kernel, h in zip(kernels, hints, strict=True):
+        if h | {"warps": warps} != hints[0] | {"warps": warps}:
+            return None
+        if h["warps"] != warps and _program_count(kernel) > machine.processors:
+            return None
+    return tuple({**hints[0], "warps": warps}.items())
 
 
 def _is_unary(low: Lowered) -> bool:
@@ -135,8 +151,17 @@ def _program_count(kernel: Kernel) -> int:
 
 
 def _is_small(low: Lowered, machine: Machine) -> bool:
-    """Whether a group is a single kernel that does not fill the GPU and needs no temporary memory."""
-    return _is_single(low) and 0 < _program_count(low.steps[0].kernel) <= machine.processors
+    """Whether a group is a single kernel that does not fill the GPU and needs no temporary memory. The programs of a
+    kernel that releases its consumers, such as a product of a single row, are short."""
+    if not _is_single(low):
+        return False
+    kernel = low.steps[0].kernel
+    most = MAX_PROGRAMS_PER_PROCESSOR if _releases_consumers(kernel) else 1
+    return 0 < _program_count(kernel) <= machine.processors * most
+
+
+def _releases_consumers(kernel: Kernel) -> bool:
+    return any(isinstance(s, ReleaseConsumers) for s in kernel.body)
 
 
 def _is_single(low: Lowered) -> bool:

@@ -19,6 +19,7 @@ from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
 from ingot.schedule.gpu.recurrent import lower_recurrent
 from ingot.schedule.gpu.rows import lower_rows
+from ingot.schedule.gpu.rows_and_columns import lower_rows_and_columns
 from ingot.schedule.gpu.scan import lower_scan
 from ingot.schedule.gpu.scatter import lower_scatter, lower_update
 from ingot.schedule.gpu.sort import lower_sort
@@ -38,6 +39,7 @@ STRATEGIES: dict[str, Strategy] = {
     "kernel_gradient": lower_depthwise_gradient,
     "pointwise": lower_pointwise,
     "rows": lower_rows,
+    "rows_and_columns": lower_rows_and_columns,
     "window": lower_window,
     "scan": lower_scan,
     "sort": lower_sort,

@@ -56,18 +56,21 @@ Partials = tuple[tuple[Buffer, Arg], ...]  # values of parts of rows; of arg red
 
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+    group, rows = row_group(body, ins, outs)
+    parts = RowTiles(group, rows, machine).suggested_parts
+    return RowTiles(group, rows, machine).lower() if parts == 1 else _lower_split(group, rows, machine, parts)
+
+
+def row_group(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> tuple[Group, Rows]:
+    """The group over the fewest dimensions, without reshapes of its inputs and results, and its rows."""
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
-    inner_box = without_reshapes(body, rows, ins, outs)
-    if inner_box is not None:
-        return lower_rows(*inner_box, machine)
-    collapsed = collapse_box(body, rows, ins, outs)
-    if collapsed is not None:
-        return lower_rows(*collapsed, machine)
-    group = Group.of(body, ins, outs)
-    parts = _RowTiles(group, rows, machine).suggested_parts
-    return _RowTiles(group, rows, machine).lower() if parts == 1 else _lower_split(group, rows, machine, parts)
+    for simplify in (without_reshapes, collapse_box):
+        simpler = simplify(body, rows, ins, outs)
+        if simpler is not None:
+            return row_group(*simpler)
+    return Group.of(body, ins, outs), rows
 
 
 def _lower_split(group: Group, rows: Rows, machine: Machine, parts: int) -> Lowered:
@@ -77,11 +80,11 @@ def _lower_split(group: Group, rows: Rows, machine: Machine, parts: int) -> Lowe
     steps: list[Step] = []
     for level in reduction_levels(group.body):
         outputs = {n: _allocate_partials(n, product(rows.kept_shape) * parts, temps) for n in level}
-        steps.append(_RowTiles(group, rows, machine, parts, partials, parts).fold_parts(outputs))
+        steps.append(RowTiles(group, rows, machine, parts, partials, parts).fold_parts(outputs))
         partials = {**partials, **outputs}
-    stored = _RowTiles(group, rows, machine, parts).early_results
+    stored = RowTiles(group, rows, machine, parts).early_results
     is_box = any(product(n.shape) == product(rows.shape) for n in group.body.outputs if n not in stored)
-    steps.append(_RowTiles(group, rows, machine, parts, partials, parts if is_box else 1).finish())
+    steps.append(RowTiles(group, rows, machine, parts, partials, parts if is_box else 1).finish())
     return Lowered(tuple(steps), tuple(temps))
 
 
@@ -95,9 +98,10 @@ def _allocate_partials(node: Node, count: DimLike, temps: list[DimLike]) -> Part
 
 
 @dataclass
-class _RowTiles:
+class RowTiles:
     """One kernel. parts: per row. partials: the values of parts, of reductions of earlier kernels. programs: per row,
-    one for each part or one for all."""
+    one for each part or one for all. top, number: the block that computes a tile, and the tile's number.
+    max_elements: of a tile of full rows, unless a row has more."""
 
     group: Group
     rows: Rows
@@ -106,6 +110,8 @@ class _RowTiles:
     partials: Mapping[Node, Partials] = field(default_factory=dict)
     programs: int = 1
     top: Block = field(default_factory=Block)
+    number: Expr = CHUNK
+    max_elements: int = TILE_ELEMENTS
     em: Emitter = field(init=False)
     span: Span = field(init=False)  # of the rows; row_index: the same as an index of the kept dimensions
     row_index: Index = field(init=False)
@@ -114,10 +120,10 @@ class _RowTiles:
     bounds: list[Expr] = field(default_factory=list)  # masks of columns, beyond which values are not read
 
     def __post_init__(self) -> None:
-        chunk, (height, _) = CHUNK, self.tile
+        chunk, (height, _) = self.number, self.tile
         if self.programs > 1:
             # neighboring programs read what is adjacent: parts of a row, or elements of rows that are interleaved
-            count = integer(self.programs) if self.rows.horizontal else dim_expr(self._row_tiles)
+            count = integer(self.programs) if self.rows.horizontal else dim_expr(self.row_tiles)
             names = ("part", "tile") if self.rows.horizontal else ("tile", "part")
             inner, outer = (
                 self.top.let(k.binary(o, chunk, count), n) for o, n in zip(("rem", "div"), names, strict=True)
@@ -130,11 +136,15 @@ class _RowTiles:
 
     def lower(self) -> Lowered:
         """Lower rows that are not split."""
+        self.compute()
+        return Lowered((self._step("rows"),))
+
+    def compute(self) -> None:
+        """Reduce and store the rows of a tile."""
         for level in reduction_levels(self.group.body):
             for fold in self._fold(level):
                 self._bind(fold)
         self._store()
-        return Lowered((self._step("rows"),))
 
     def fold_parts(self, outputs: Mapping[Node, Partials]) -> Step:
         """The kernel that reduces parts of rows."""
@@ -162,12 +172,12 @@ class _RowTiles:
             self._bind(fold)
 
     def _step(self, name: str, *extra: tuple[Buffer, Arg]) -> Step:
-        chunks = self._row_tiles * self.programs
+        chunks = self.row_tiles * self.programs
         inputs = (pair for pairs in self.partials.values() for pair in pairs)
-        return self.group.step(name, CHUNK, chunks, self.top, *inputs, *extra, warps=self._warps)
+        return self.group.step(name, CHUNK, chunks, self.top, *inputs, *extra, warps=self.warps)
 
     @property
-    def _row_tiles(self) -> DimLike:
+    def row_tiles(self) -> DimLike:
         return ceildiv(product(self.rows.kept_shape), self.tile[0])
 
     @property
@@ -185,7 +195,7 @@ class _RowTiles:
         width = power_of_two(max(1, estimate(length))) if fits_in_tile else TILE_ELEMENTS
         width = min(width, MAX_ROW_ELEMENTS)
         rows_per_program = power_of_two(max(1, rows // self.machine.target_programs))
-        return max(1, min(TILE_ELEMENTS // width, rows_per_program, 128)), width
+        return max(1, min(self.max_elements // width, rows_per_program, 128)), width
 
     @property
     def _folded_rows(self) -> int:
@@ -217,7 +227,7 @@ class _RowTiles:
         return min(max_parts, parts, power_of_two(tiles))
 
     @property
-    def _warps(self) -> int:
+    def warps(self) -> int:
         """Warps for about 16 elements of a tile per thread, or 32 of interleaved rows in parts."""
         is_fold = self.programs != self.parts
         width = self.parts if is_fold else self.tile[1]
@@ -297,10 +307,21 @@ class _RowTiles:
         """Store the elements of results of the full box at an index."""
         for root, buffer, layout in self.group.results:
             if root in roots:
-                source = self._box_source(root)
                 root_index = reshape_index(b, root.shape, self.rows.shape, index)
-                source_index = index if source is not root else root_index  # the tile's values are computed already
+                source, source_index = self._source(root, index, root_index)
                 write(b, self.em, source, buffer, layout, source_index, live, self.span.in_bounds, root_index)
+
+    def elements(self, root: Node) -> Expr:
+        """The elements of a result of the full box, of a tile of full rows whose reductions are computed."""
+        assert self.cached_tile is not None
+        index, live = self.cached_tile
+        root_index = reshape_index(self.top, root.shape, self.rows.shape, index)
+        return self.em.value(self.top, *self._source(root, index, root_index), live)
+
+    def _source(self, root: Node, index: Index, root_index: Index) -> tuple[Node, Index]:
+        """The node that a result reshapes and its index, at which the tile's values are computed already."""
+        source = self._box_source(root)
+        return source, root_index if source is root else index
 
     def _is_full(self, root: Node) -> bool:
         """Whether a result has the size of the full box, perhaps reshaped, instead of one value per row."""
@@ -406,4 +427,4 @@ def _tile_of(*values: Expr) -> Tile:
     return max(t[0] for t in tiles), max(t[1] for t in tiles)
 
 
-__all__ = ["MAX_ROW_ELEMENTS", "Fold", "lower_rows", "reduction_levels"]
+__all__ = ["CHUNK", "MAX_ROW_ELEMENTS", "Fold", "RowTiles", "lower_rows", "reduction_levels", "row_group"]

@@ -14,21 +14,27 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, rebuild
 from ingot.ops import DynamicUpdateSlice, Scatter
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.emit import Index, Leaf, slice_starts
+from ingot.schedule.emit import Index, slice_starts
 from ingot.schedule.folds import accumulator
 from ingot.schedule.gpu.blocks import Elements, Group, all_of, store_tile, write
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.pointwise import lower_pointwise
-from ingot.schedule.gpu.segments import MAX_SERIAL_UPDATES, Windows, lower_by_segments
+from ingot.schedule.gpu.segments import (
+    MAX_SERIAL_UPDATES,
+    Windows,
+    has_few_updates,
+    lower_by_segments,
+    lower_to_targets,
+)
 from ingot.schedule.group_io import bind_result
 from ingot.schedule.index import ZERO, dim_expr, mask_and
-from ingot.schedule.lowered import Lowered, Step
+from ingot.schedule.lowered import Lowered
 
 
 def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -37,20 +43,26 @@ def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]
     if anchor is None:
         # an element's own index tells whether it is in the updated slice
         return lower_pointwise(body, ins, outs, machine)
-    windows, group = Windows(anchor), Group.of(body, ins, outs)
-    if windows.are_disjoint and pull_back(body.outputs[0], anchor, outs[0]) is not None:
-        return Lowered((_copy_operand_step(anchor, group, machine), *lower_update(body, ins, outs, machine).steps))
-    count = product(windows.serial_shape)
-    if windows.have_one_target and not (isinstance(count, int) and count <= MAX_SERIAL_UPDATES):
+    windows = Windows(anchor)
+    if pull_back(body.outputs[0], anchor, outs[0]) is not None and (windows.are_disjoint or _is_sparse(windows)):
+        copied = body.with_outputs(rebuild(body.outputs, {anchor: anchor.inputs[0]}))
+        update = lower_update(body, ins, outs, machine)
+        return Lowered((*lower_pointwise(copied, ins, outs, machine).steps, *update.steps), update.temps)
+    group = Group.of(body, ins, outs)
+    if _is_sorted(windows):
         return lower_by_segments(windows, group, machine)
     return _lower_serial(windows, group, machine)
 
 
-def _copy_operand_step(anchor: Node, group: Group, machine: Machine) -> Step:
-    """The kernel that copies the operand to the result."""
-    work, x = Elements.of(group, anchor, machine), anchor.inputs[0]
-    work.em.bind(anchor, Leaf(lambda block, index, mask: work.em.value(block, x, index, mask)))
-    return work.step("scatter_into")
+def _is_sorted(windows: Windows) -> bool:
+    """Whether a scatter sorts its updates by target."""
+    count = product(windows.serial_shape)
+    return windows.have_one_target and not (isinstance(count, int) and count <= MAX_SERIAL_UPDATES)
+
+
+def _is_sparse(windows: Windows) -> bool:
+    """Whether a scatter changes a copy of its operand, or the operand in place, as most elements have no update."""
+    return _is_sorted(windows) and has_few_updates(windows)
 
 
 def _lower_serial(windows: Windows, group: Group, machine: Machine) -> Lowered:
@@ -93,16 +105,23 @@ def _lower_serial(windows: Windows, group: Group, machine: Machine) -> Lowered:
 
 def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """Lower an update in place. An updated slice and disjoint updates iterate over the updates, each of which reads and
-    writes elements of its own; others over all elements, each of which is read by the program that writes it."""
+    writes elements of its own, as do the first updates of targets; others over all elements, each of which is read by
+    the program that writes it."""
     anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
     op, out = anchor.op, pull_back(body.outputs[0], anchor, outs[0])
     assert out is not None  # else it is not in place
     updates = anchor.inputs[2 if isinstance(op, Scatter) else 1]
-    if isinstance(op, Scatter) and not Windows(anchor).are_disjoint:
-        return lower_scatter(body, ins, outs, machine)
+    group = Group.of(body, ins, outs)
+    if isinstance(op, Scatter) and not (windows := Windows(anchor)).are_disjoint:
+        if _is_sparse(windows):
+            return lower_to_targets(windows, group, out, machine)
+        return (
+            lower_by_segments(windows, group, machine)
+            if _is_sorted(windows)
+            else _lower_serial(windows, group, machine)
+        )
     if 0 in updates.shape:
         return Lowered(())
-    group = Group.of(body, ins, outs)
     work = Elements.of(group, updates, machine)
     in_bounds: Expr | None = None
     if isinstance(op, DynamicUpdateSlice):

@@ -1,18 +1,25 @@
 """Scatters with one target per window: updates are sorted by target, and each element combines its own segment.
 
     order = updates sorted by target;   starts[t] = number of updates with targets before t
-    for contiguous results at:   out[at] = x[at] + updates[order[starts[at]:starts[at + 1]]]
+    for contiguous results at:   out[at] = x[at] + sum(updates[order[starts[at]:starts[at + 1]]])
+
+Where most elements have no update, as those of an embedding's gradient, the operand is copied, or updated in place:
+
+    for sorted updates n:   if target[n] != target[n - 1]:  out[target[n]] = x[target[n]] + sum(its segment of updates)
 
 The sort is stable and the updates of a target are folded in a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Tile
+from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import DType, Shape, i32, i64
 from ingot.ops import Scatter
@@ -21,12 +28,21 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Emitter, Index
 from ingot.schedule.folds import accumulator, combining_op
-from ingot.schedule.gpu.blocks import Elements, Group, Span, constant_tile, power_of_two, read_at, register
+from ingot.schedule.gpu.blocks import (
+    Elements,
+    Group,
+    Span,
+    constant_tile,
+    power_of_two,
+    read_at,
+    register,
+    store_tile,
+)
 from ingot.schedule.gpu.digits import digit_count, order_rows_by_digits
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.merging import MAX_ROW_ELEMENTS, KeyRows, SortedRuns, binary_search, merge_count, order_rows
 from ingot.schedule.group_io import bind_result
-from ingot.schedule.index import ZERO, dim_expr, integer
+from ingot.schedule.index import ZERO, dim_expr, integer, mask_and
 from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 
@@ -107,6 +123,20 @@ class Windows:
         if self.op.index_vector_dim < indices.type.rank:
             index.insert(self.op.index_vector_dim, integer(component))
         return block.let(k.cast(em.value(block, indices, tuple(index), mask), i64), "s")
+
+
+def has_few_updates(windows: Windows) -> bool:
+    """Whether most elements have no update."""
+    x, _, updates = windows.anchor.inputs
+    return 2 * estimate(updates.type.size) <= estimate(x.type.size)
+
+
+def lower_to_targets(windows: Windows, group: Group, out: Layout, machine: Machine) -> Lowered:
+    """Lower a scatter, whose result has its operand's elements already, to kernels that sort the updates by target and
+    change the elements that have some. out: the layout of the scatter in the result."""
+    temps: list[DimLike] = []
+    steps, runs = _order_updates(windows, group, machine, temps)
+    return Lowered((*steps, _Segments(windows, group, runs, machine).update_step(out)), tuple(temps))
 
 
 def lower_by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
@@ -197,13 +227,13 @@ def _target_keys(windows: Windows, group: Group) -> KeyRows:
 @dataclass(frozen=True)
 class _Segments:
     """The kernel that combines, for each element, the updates of its target. runs: the sorted updates. starts: of each
-    target's segment; None: each element searches for them."""
+    target's segment; None: each element searches for its own."""
 
     windows: Windows
     group: Group
     runs: SortedRuns
     machine: Machine
-    starts: tuple[Buffer, Arg] | None
+    starts: tuple[Buffer, Arg] | None = None
 
     @property
     def dtype(self) -> DType:
@@ -219,37 +249,67 @@ class _Segments:
         )
 
     def step(self) -> Step:
-        anchor, op = self.windows.anchor, self.windows.op
+        anchor = self.windows.anchor
         work = Elements.of(self.group, anchor, self.machine, max_size=min(256, TILE_ELEMENTS // self.fold_updates))
         row, target = self._row_and_target(work.index)
         row, target = work.top.let(row, "line"), work.top.let(target, "target")
-        initial = work.em.value(work.top, anchor.inputs[0], work.index, work.span.in_bounds)
-        initial = k.spread(k.cast(initial, self.dtype), work.tile)
-        begin, end = (self._segment_start(work, row, t) for t in (target, ix.add(target, integer(1))))
-        combine = self._select_last if op.kind == "set" else self._fold
-        result = combine(work, row, begin, end, initial)
-        bind_result(work.em, work.top, anchor, work.top.let(k.cast(result, anchor.dtype), "r"))
+        begin, end = (
+            self._segment_start(work, row, t, work.span.in_bounds) for t in (target, ix.add(target, integer(1)))
+        )
+        bind_result(work.em, work.top, anchor, self._result(work, row, begin, end, work.span.in_bounds))
         return work.step("scatter", *self.runs.buffers, *([] if self.starts is None else [self.starts]))
+
+    def update_step(self, out: Layout) -> Step:
+        """The kernel that changes the elements of targets that have updates, by the first update of each."""
+        anchor, updates, runs = self.windows.anchor, self.windows.anchor.inputs[2], self.runs
+        work = Elements.of(self.group, updates, self.machine, max_size=min(256, TILE_ELEMENTS // self.fold_updates))
+        row = work.top.let(_linear(work.index, updates.shape, [*self.windows.batching_dims]), "line")
+        number = work.top.let(_linear(work.index, updates.shape, self.windows.serial_dims), "number")
+        flat = work.top.let(k.add(ix.mul(row, dim_expr(runs.stride)), number), "flat")
+        follows = mask_and(work.span.in_bounds, k.binary("gt", number, ZERO))
+        target = read_at(work.top, runs.keys[0], flat, work.span.in_bounds)
+        before = read_at(work.top, runs.keys[0], ix.sub(flat, integer(1)), follows)
+        sizes = tuple(anchor.shape[d] for d in self.windows.targets)
+        exists = k.binary("lt", target, k.cast(dim_expr(product(sizes)), target.dtype))
+        is_first = k.binary("or", k.binary("eq", number, ZERO), k.binary("ne", before, target))
+        live = mask_and(work.span.in_bounds, k.binary("and", exists, is_first))
+        live = work.top.let(k.spread(live, work.tile), "first")
+        target = work.top.let(k.cast(target, i64), "target")
+        index = {d: work.index[u] for d, u in self.windows.window.items()}
+        index |= {d: work.index[u] for u, d in self.windows.batching_dims.items()}
+        coordinates = ix.delinearize(target, sizes, work.top.multiples)
+        index |= zip(self.windows.targets, (work.top.let(e, "i") for e in coordinates), strict=True)
+        work = replace(work, index=tuple(index[d] for d in range(anchor.type.rank)))
+        end = self._segment_start(work, row, ix.add(target, integer(1)), live)
+        value = self._result(work, row, number, k.select(live, end, number), live)
+        store_tile(work.top, self.group.operands.outs[0], ix.linear(work.index, out.strides, out.offset), value, live)
+        chunks = ceildiv(product(updates.shape), work.tile[1])
+        return self.group.step("update", work.chunk, chunks, work.top, *runs.buffers)
+
+    def _result(self, work: Elements, row: Expr, begin: Expr, end: Expr, mask: Expr | None) -> Expr:
+        """The elements after the updates of their segments."""
+        x = self.windows.anchor.inputs[0]
+        old = k.spread(k.cast(work.em.value(work.top, x, work.index, mask), self.dtype), work.tile)
+        if self.windows.op.kind == "set":
+            new = self._select_last(work, row, begin, end, old)
+        else:
+            new = self.windows.combined(old, self._fold(work, row, begin, end))
+            new = k.select(k.spread(k.binary("lt", begin, end), work.tile), new, old)
+        return work.top.let(k.cast(new, x.dtype), "r")
 
     def _row_and_target(self, index: Index) -> tuple[Expr, Expr]:
         """Return the row of updates and the target of an element at `index`."""
-        x, row_dims = self.windows.anchor.inputs[0], self.windows.batching_dims.values()
-        row: Expr = ZERO
-        for d in row_dims:
-            row = ix.add(ix.mul(row, dim_expr(x.shape[d])), index[d])
-        target: Expr = ZERO
-        for d in self.windows.targets:
-            target = ix.add(ix.mul(target, dim_expr(x.shape[d])), index[d])
-        return row, target
+        shape, rows = self.windows.anchor.shape, [*self.windows.batching_dims.values()]
+        return _linear(index, shape, rows), _linear(index, shape, self.windows.targets)
 
-    def _segment_start(self, work: Elements, row: Expr, target: Expr) -> Expr:
+    def _segment_start(self, work: Elements, row: Expr, target: Expr, mask: Expr | None) -> Expr:
         """Return the starts of the segments of these targets."""
         if self.starts is None:
-            start = _count_before(work.top, self.runs, row, target, work.span.in_bounds, work.tile)
+            start = _count_before(work.top, self.runs, row, target, mask, work.tile)
         else:
             targets = product(self.windows.anchor.shape[d] for d in self.windows.targets) + 1
             flat = k.spread(ix.add(ix.mul(row, dim_expr(targets)), target), work.tile)
-            start = read_at(work.top, self.starts[0], flat, work.span.in_bounds)
+            start = read_at(work.top, self.starts[0], flat, mask)
         return work.top.let(k.cast(start, i64), "begin")
 
     def _update(self, block: Block, work: Elements, row: Expr, number: Expr, live: Expr) -> Expr:
@@ -270,11 +330,12 @@ class _Segments:
         value = self._update(work.top, work, row, ix.sub(end, integer(1)), has_update)
         return k.select(has_update, k.spread(value, work.tile), initial)
 
-    def _fold(self, work: Elements, row: Expr, begin: Expr, end: Expr, initial: Expr) -> Expr:
+    def _fold(self, work: Elements, row: Expr, begin: Expr, end: Expr) -> Expr:
+        """Return the updates of the segment combined."""
         kind = REDUCTION_KINDS[self.windows.op.kind]
         fn, identity = combining_op(kind, self.dtype), identity_of(kind, self.dtype)
         tile = (self.fold_updates, work.tile[1])
-        acc = register(work.top, "acc", initial)
+        acc = register(work.top, "acc", constant_tile(self.dtype, work.tile, identity))
         max_updates = work.top.let(k.reduce("max", k.sub(end, begin)), "most")
 
         def loop_body(block: Block, folded: Expr) -> None:
@@ -288,4 +349,19 @@ class _Segments:
         return k.load(acc, ZERO)
 
 
-__all__ = ["MAX_SERIAL_UPDATES", "REDUCTION_KINDS", "Windows", "lower_by_segments"]
+def _linear(index: Index, shape: Shape, dims: Sequence[int]) -> Expr:
+    """The linear position of an index along `dims`."""
+    position: Expr = ZERO
+    for d in dims:
+        position = ix.add(ix.mul(position, dim_expr(shape[d])), index[d])
+    return position
+
+
+__all__ = [
+    "MAX_SERIAL_UPDATES",
+    "REDUCTION_KINDS",
+    "Windows",
+    "has_few_updates",
+    "lower_by_segments",
+    "lower_to_targets",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from ingot.ir.node import Graph, Node
@@ -68,9 +69,11 @@ def patch_site(body: Graph, anchor: Node, loops: Loops, default: Patch, admits: 
     def neighbors(choice: Choice) -> list[Choice]:
         assert isinstance(choice, Patch)
         rows, columns, warps = choice.rows, choice.columns, choice.warps
-        tilings = [Patch(rows * 2, columns, warps), Patch(rows // 2, columns, warps), Patch(rows, columns, warps * 2)]
-        tilings += [Patch(rows, columns, warps // 2), Patch(rows * 2, columns // 2, warps)]
-        tilings += [Patch(rows // 2, columns * 2, warps), Patch(rows * 2, columns, warps * 2)]
+        sizes = [(rows * 2, columns, warps), (rows // 2, columns, warps), (rows, columns, warps * 2)]
+        sizes += [(rows, columns, warps // 2), (rows * 2, columns // 2, warps)]
+        sizes += [(rows // 2, columns * 2, warps), (rows * 2, columns, warps * 2)]
+        tilings = [replace(choice, rows=r, columns=c, warps=w) for r, c, w in sizes]
+        tilings += [replace(choice, run=n) for n in (choice.run // 2, choice.run - 1, choice.run + 1, choice.run * 2)]
         return [c for c in tilings if admits(c)]
 
     key = _key(body, anchor, f"depthwise {_loops(loops)}")

@@ -106,10 +106,11 @@ async def deltas(choices: Sequence[Choice]) -> AsyncIterator[tuple[Choice, Delta
         await changed.wait()
         changed.clear()
         for choice in [*running]:
-            for piece in choice.answer.take():
-                yield choice, choice.read(piece)
-                if piece.finish:
-                    running.remove(choice)
+            while pieces := choice.answer.take():  # again, as an error behind the last one may not wake any more
+                for piece in pieces:
+                    yield choice, choice.read(piece)
+                    if piece.finish:
+                        running.remove(choice)
 
 
 class Form:

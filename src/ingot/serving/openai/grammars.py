@@ -13,13 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.language.text.grammar import JSON_SPACES
 from ingot.language.text.tokenizer import Tokenizer
 from ingot.serving.openai.calls import ANY_ID, ANY_TYPE, COUNT, KEY, ByName, CallForm
 from ingot.serving.openai.protocol import Tool
 from ingot.serving.openai.reasoning import Reasoning
 
-# as in `json.dumps`: with flexible spaces a model could write spaces forever
-_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _TEXT, _SOME = r"TEXT: /(.|\n)*/", r"SOME: /(.|\n)+/"
 # values with a mark around texts, whose words and separators are that notation's
 _QUOTED = """
@@ -71,10 +70,15 @@ def thoughtful_grammar(reasoning: Reasoning, schema: Any, tokenizer: Tokenizer) 
     return "\n".join([f"start: {thought} {_framed(reasoning, schema, literal)}", *thought_rules, _TEXT])
 
 
+def _json(schema: Mapping[str, Any]) -> str:
+    """The symbol of JSON by a schema."""
+    return f"%json {json.dumps({'x-guidance': JSON_SPACES, **schema})}"
+
+
 def _framed(reasoning: Reasoning | None, schema: Any, literal: _Literals) -> str:
     """An answer with a schema, between the marks of answers."""
     begin, end = (literal(mark) for mark in _answer_marks(reasoning))
-    return f"{begin} %json {json.dumps(schema)} {end}"
+    return f"{begin} {_json(schema)} {end}"
 
 
 def _empty_answer(reasoning: Reasoning | None, literal: _Literals, *, is_thinking: bool) -> str:
@@ -103,10 +107,7 @@ def _call_rules(form: CallForm, tools: Sequence[Tool], literal: _Literals) -> li
     if form.by_name is not None:
         return _rules_by_name(form, form.by_name, parameters, literal)
     if not form.keys:
-        calls = [
-            f"{json.dumps(name)} {literal(form.middle)} %json {json.dumps({**schema, 'x-guidance': _SPACES})}"
-            for name, schema in parameters
-        ]
+        calls = [f"{json.dumps(name)} {literal(form.middle)} {_json(schema)}" for name, schema in parameters]
         return [f"call: {' | '.join(calls)}"]
     schemas: list[dict[str, Any]] = []
     for name, arguments in parameters:
@@ -118,7 +119,7 @@ def _call_rules(form: CallForm, tools: Sequence[Tool], literal: _Literals) -> li
             {"type": "object", "properties": properties, "required": [*form.keys], "additionalProperties": False}
         )
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return [f"call: %json {json.dumps({**schema, 'x-guidance': _SPACES})}"]
+    return [f"call: {_json(schema)}"]
 
 
 def _rules_by_name(
@@ -173,14 +174,14 @@ def _argument(rule: str, key: str, schema: Any, by_name: ByName, literal: _Liter
             texts = (json.dumps(repr(word) if by_name.is_python else word) for word in words)
             value = f"({' | '.join(f'{mark} {text} {mark}' for text in texts)})"
         elif kind in ("integer", "number"):
-            value = f"%json {json.dumps(dict(details))}"
+            value = _json(details)
         return [f"{rule}: {name} {literal(by_name.other_value)} {value} {other_end}"]
     if words:
         value = f"({' | '.join(map(json.dumps, words))}) {text_end}"
         return [f"{rule}: {name} {literal(by_name.text_value)} {value}"]
     other_value = literal(by_name.other_value.replace(ANY_TYPE, "number" if kind == "integer" else str(kind)))
     if kind in ("integer", "number", "boolean", "null") or (kind in ("array", "object") and not by_name.item):
-        value = f"%json {json.dumps({**details, 'x-guidance': _SPACES})} {other_end}"
+        value = f"{_json(details)} {other_end}"
         return [f"{rule}: {name} {other_value} {value}"]
     text = f"{rule}_text"
     return [

@@ -23,6 +23,7 @@ MAX_CHOICES = 128  # of a request
 _INT64 = 1 << 63
 _MAX_SHOWN_CHARS = 200  # characters of a wrong value
 _ALTERNATIVE = re.compile(r"constrained-|\w+\[|NamedTool$")  # how `pydantic` names one of a union in a place
+_TAGGED = "response_format"  # the field whose alternatives have tags
 Text = Annotated[str, Field(max_length=1 << 26)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
 TokenIds = Annotated[list[Count], Field(min_length=1, max_length=1 << 22)]
@@ -271,7 +272,9 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def _place(location: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The field of an error, without the alternative of a union and the place in it."""
+    """The field of an error, without the alternative of a union and the place in it, or the tag of an alternative."""
+    if location[:1] == (_TAGGED,):
+        location = (*location[:1], *location[2:])
     return tuple(takewhile(lambda part: not _ALTERNATIVE.match(str(part)), location))
 
 

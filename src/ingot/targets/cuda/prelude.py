@@ -3,6 +3,8 @@ producers have ended."""
 
 from functools import reduce
 
+from ingot.targets.cuda.lanes import LANES_PRELUDE
+
 PRELUDE = '''\
 import triton
 import triton.language as tl
@@ -99,6 +101,7 @@ def scaled_f64(a, n):
     half = (((n * 0.5).to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
     return a * half * half
 '''
+PRELUDE = f"{PRELUDE}\n\n{LANES_PRELUDE}"
 
 _CUDA_IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevice\n"
 _CUDA_EXP2 = 'tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [a], tl.float32, is_pure=True, pack=1)'

@@ -22,6 +22,7 @@ from ingot.ir.kernel.verify import children
 from ingot.ir.types import DType, bf16, boolean, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
+from ingot.targets.cuda.lanes import lanes_text
 from ingot.targets.cuda.narrow import NARROW_FORMATS, lower_narrow_floats
 from ingot.targets.cuda.rounds import PROGRAM, ROUND, split_rounds
 
@@ -190,8 +191,9 @@ class _Writer:
             del self.counters[s.var.name]
             return
         begin, end = self.values(s.begin, s.end)
-        flatten = ", flatten=True" if s.flatten else ""
-        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}{flatten}):")
+        options = ", flatten=True" if s.flatten else ""
+        options += f", num_stages={1 + s.prefetch}" if s.prefetch else ""
+        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}{options}):")
         self.nested(s.body)
 
     def rounds(self, kernel: k.Kernel, meeting: k.Buffer) -> None:
@@ -323,6 +325,8 @@ class _Text:
                 return f"tl.trans({self.of(e.a)})"
             case k.TileProduct():
                 return self.product(e)
+            case k.QuadProduct() | k.LaneSums() | k.NarrowLevels():
+                return lanes_text(e, self.tensor, self.writer.assign)
             case k.Either():
                 return self.of(e.b)
             case k.Lookup():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import pi, sqrt
 from typing import cast
@@ -29,7 +30,8 @@ class Function:
     inflection, concave; PERIODIC: cos(x - peak); REVERSED_S: concave below 0 and convex above; SAWTOOTH: the remainder
     of x / period with the sign of x; FLOORED: at least 0. minimum: (argument, a lower bound of the value) for a
     function that decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is
-    defined; empty for everywhere. curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the
+    defined; empty for everywhere. parity: of a function that is described above 0 and defined below it, too: 1 if
+    f(-x) = f(x), -1 if f(-x) = -f(x). curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the
     absolute error of the program. error: the largest distance of the op from this function over the real numbers.
     """
 
@@ -39,6 +41,7 @@ class Function:
     minimum: tuple[float, float] | None = None
     falls: bool = False
     domain: str = ""
+    parity: int = 0
     inflection: float = 0.0
     curvature: float = 0.0
     peak: float = 0.0
@@ -121,7 +124,7 @@ def _power(op: Op) -> Function:
 
     build = partial(Function, lambda x: _of_number(ops.Pow(), x, p), lambda x: _of_number(ops.Pow(), x, p - 1.0) * p)
     if p < 0:
-        return build(CONVEX, falls=True, domain=ABOVE_ZERO)
+        return build(CONVEX, falls=True, domain=ABOVE_ZERO, parity=1 if p % 2 == 0 else -1 if p % 2 == 1 else 0)
     if p % 2 == 0:
         return build(CONVEX, minimum=(0.0, 0.0))
     if p % 2 == 1:
@@ -154,7 +157,9 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Log: lambda op: Function(_mapped(op), lambda x: 1.0 / x, CONCAVE, domain=ABOVE_ZERO),
     ops.Sqrt: lambda op: Function(_mapped(op), lambda x: 0.5 * t.rsqrt(x), CONCAVE, domain=FROM_ZERO),
     ops.Rsqrt: lambda op: Function(_mapped(op), lambda x: t.rsqrt(x) / x * -0.5, CONVEX, falls=True, domain=ABOVE_ZERO),
-    Reciprocal: lambda op: Function(lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, domain=ABOVE_ZERO),
+    Reciprocal: lambda op: Function(
+        lambda x: 1.0 / x, lambda x: -1.0 / (x * x), CONVEX, falls=True, domain=ABOVE_ZERO, parity=-1
+    ),
     Square: lambda op: Function(lambda x: x * x, lambda x: x * 2.0, CONVEX, minimum=(0.0, 0.0), ulps=1.0),
     Power: _power,
     Remainder: _remainder,
@@ -188,7 +193,18 @@ def function_of(op: Op) -> Function | None:
     return None if build is None else build(op)
 
 
+def above_zero(x: Interval) -> tuple[Term, Interval]:
+    """Which intervals lie below 0, and the intervals with those reflected at 0."""
+    is_below = x.upper < 0.0
+    return is_below, Interval(where(is_below, -x.upper, x.lower), where(is_below, -x.lower, x.upper))
+
+
 def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interval:
+    if f.parity:
+        is_below, reflected = above_zero(x)
+        y = interval_of_function(rounding, replace(f, parity=0), reflected)
+        low, high = (y.lower, y.upper) if f.parity > 0 else (-y.upper, -y.lower)
+        return Interval(where(is_below, low, y.lower), where(is_below, high, y.upper))
     ends = f.value(x.lower), f.value(x.upper)
     lower, upper = (ends[1], ends[0]) if f.falls else ends
     if f.shape == PERIODIC:

@@ -7,6 +7,7 @@ are computed for the rounded slope and include the error of computing them. Soft
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import pi
 
 from ingot import ops
@@ -24,6 +25,7 @@ from ingot.transform.bounds.functions import (
     S_SHAPED,
     SAWTOOTH,
     Function,
+    above_zero,
     interval_of_function,
     is_defined,
     is_one_tooth,
@@ -63,6 +65,11 @@ class Lines:
         """The lines of -f, if these are of f."""
         return Lines(Line(-self.upper.slope, -self.upper.offset), Line(-self.lower.slope, -self.lower.offset))
 
+    @property
+    def mirrored(self) -> Lines:
+        """The lines of f(-x), if these are of f(x)."""
+        return Lines(Line(-self.lower.slope, self.lower.offset), Line(-self.upper.slope, self.upper.offset))
+
 
 def lines_of_hinge(op: Hinge, x: Interval, alpha: Term | None = None) -> Lines:
     """alpha: the position of the lower line's slope between those of the two sides, from 0 to 1; by default the side
@@ -92,6 +99,15 @@ def lines_of_hinge(op: Hinge, x: Interval, alpha: Term | None = None) -> Lines:
 
 def lines_of_function(f: Function, x: Interval) -> Lines:
     """Where f is not defined in the whole interval, infinite offsets."""
+    if f.parity:
+        is_below, reflected = above_zero(x)
+        lines = lines_of_function(replace(f, parity=0), reflected)
+        below = lines.mirrored if f.parity > 0 else lines.swapped.mirrored
+        lower, upper = (
+            Line(where(is_below, a.slope, b.slope), where(is_below, a.offset, b.offset))
+            for a, b in ((below.lower, lines.lower), (below.upper, lines.upper))
+        )
+        return Lines(lower, upper)
     lines, defined = _lines_of_shape(f, x), is_defined(f, x.lower)
     if defined is None:
         return lines

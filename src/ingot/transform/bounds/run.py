@@ -262,11 +262,11 @@ def _ends_around(
 
 def rounded(value: np.ndarray, dtype: DType, direction: int) -> np.ndarray:
     """Numbers in `dtype`, rounded down for a direction of -1, up for 1."""
-    narrow = value.astype(dtype.numpy)
-    if dtype == f64:
-        return narrow
-    value = value.astype(np.float64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = value.astype(dtype.numpy)
+        if dtype == f64:
+            return narrow
+        value = value.astype(np.float64)
         is_inward = (narrow.astype(np.float64) - value) * direction < 0
     return np.where(is_inward, np.nextafter(narrow, np.asarray(direction * np.inf, dtype.numpy)), narrow)
 

@@ -11,7 +11,7 @@ from ingot.runtime.executor import CompiledModel
 from ingot.transform.bounds.graph import Question
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.search.attack import Goal
-from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
+from ingot.transform.bounds.search.boxes import Splits, batched, box_graph, can_improve
 from tests.transform.bounds.test_bounds import net_of
 
 GOAL = Goal(np.ones((1, 1)), np.zeros(1), ((0,),))
@@ -70,7 +70,7 @@ def test_improved_bounds_hold() -> None:
     radius = np.array([0.01, 0.1, 0.3, 1.0, 3.0], np.float32)[:, None, None] * np.ones((1, *x.shape), np.float32)
     center = x.numpy() + rng.normal(size=radius.shape).astype(np.float32) * 0.1
     plain, improved = (
-        CompiledModel(compiled_program(search_graph(bounded, 5, flag), Options(threads=1)), threads=1).run(
+        CompiledModel(compiled_program(batched(box_graph(bounded, flag), 5), Options(threads=1)), threads=1).run(
             [center - radius, center + radius]
         )
         for flag in (False, True)

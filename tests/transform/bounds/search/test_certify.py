@@ -21,6 +21,7 @@ from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f32
 from ingot.transform.bounds.graph import Question
 from ingot.transform.bounds.rounding import Rounding
+from ingot.transform.bounds.search import attack as attacks
 from ingot.transform.bounds.search import certify
 from ingot.transform.bounds.search.attack import Attack, Goal, attack_program
 from ingot.transform.bounds.search.neurons import Cases, neurons_of
@@ -105,7 +106,7 @@ def test_alternatives_boxes_and_mixed_conditions(tmp_path: Path, method: str) ->
 def test_many_boxes_share_their_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each set of rows is compiled once, whatever the number of boxes; and none once the time is over."""
     made: list[str] = []
-    for name in ("attack_program", "search_graph"):
+    for name in ("attack_program", "batched"):
         real = getattr(certify, name)
         monkeypatch.setattr(certify, name, lambda *a, real=real, name=name: made.append(name) or real(*a))
     x = "".join(f"(>= X_{i} 0)(<= X_{i} 1)" for i in range(1, 5))
@@ -116,9 +117,38 @@ def test_many_boxes_share_their_programs(tmp_path: Path, monkeypatch: pytest.Mon
     names = "".join(f"(declare-const {v} Real)" for v in (*(f"X_{i}" for i in range(5)), "Y_0", "Y_1", "Y_2"))
     found = parse_property(f"{names}(assert (or {''.join(rows)}))")
     verdict = ingot.certify(path, found)
-    assert verdict.answer == "proved" and verdict.boxes == 300 and made == ["attack_program", "search_graph"]
+    assert verdict.answer == "proved" and verdict.boxes == 300 and made == ["attack_program", "batched"]
     verdict = ingot.certify(path, found, seconds=1e-6)
-    assert verdict.answer == "unknown" and "boxes are left" in verdict.reason and made.count("search_graph") == 1
+    assert verdict.answer == "unknown" and "boxes are left" in verdict.reason and made.count("batched") == 1
+
+
+def test_what_is_decided_at_once_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (attacks, certify):
+        monkeypatch.setattr(module, "compiled_program", None)
+    verdict = ingot.certify(_model(tmp_path), parse_property(_property("(>= Y_0 1000)")))
+    assert verdict.answer == "proved" and verdict.boxes == 1
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
+def test_recurrent_networks_are_attacked(kind: str) -> None:
+    """Their loops are unrolled, as those of bounds are."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = getattr(nn, kind)(4, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.cell(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    net, x = Net().eval(), torch.rand(1, 5, 4)
+    label = int(net(x).argmax())
+    assert not ingot.attack(net, x, label=label, eps=1e-4).success
+    found = ingot.attack(net, x, label=label, eps=3.0)
+    y = net(torch.from_numpy(found.x)).detach().numpy()
+    assert found.success and y.argmax() != label and np.abs(found.x - x.numpy()).max() <= 3 + 1e-6
+    np.testing.assert_allclose(found.y, y, rtol=1e-4, atol=1e-5)
 
 
 def test_attacks_try_all_alternatives() -> None:
@@ -144,6 +174,17 @@ def test_what_is_not_decided_is_unknown(tmp_path: Path) -> None:
     bound = float(y.max() + 0.05 * np.ptp(y))
     timed_out = ingot.certify(path, parse_property(_property(f"(>= Y_0 {bound})")), seconds=0.01, method="ibp")
     assert timed_out.answer == "unknown" and "boxes are left" in timed_out.reason
+
+
+def test_boxes_as_wide_as_their_type(tmp_path: Path) -> None:
+    """Widths that overflow in f32 are searched; ends that do are named."""
+    net = nn.Linear(3, 2)
+    torch.onnx.export(net.eval(), (torch.zeros(1, 3),), tmp_path / "net.onnx", dynamo=False)
+    found = ingot.certify(tmp_path / "net.onnx", parse_property(_property("(>= Y_0 1e35)", -3e38, 3e38)))
+    assert found.answer == "refuted"
+    assert ingot.attack(net, torch.zeros(1, 3), lower=-3e38, upper=3e38, spec=[[1.0, 0.0]]).margin < -1e35
+    beyond = ingot.certify(tmp_path / "net.onnx", parse_property(_property("(>= Y_0 1e300)", -1e39, 1)))
+    assert beyond.answer == "unknown" and beyond.reason == "a box reaches beyond the range of f32"
 
 
 @pytest.mark.parametrize(

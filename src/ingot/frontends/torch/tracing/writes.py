@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ingot.frontends.torch.tracing.layouts import Results
-from ingot.frontends.torch.tracing.partition import is_view
+from ingot.frontends.torch.tracing.partition.saved import is_view
 
 _aten = torch.ops.aten
 

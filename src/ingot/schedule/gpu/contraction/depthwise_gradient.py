@@ -5,11 +5,16 @@
         for the taps:            taps[tap, channels] = sum of the rows of total[tap]
     for the taps and channels:   out = sum of the parts, in their order
 
-Elements that overlapping windows read again are in the L1 cache. A tile's positions are split into coordinates once for
-all taps. A second kernel adds the parts up, a tile of parts at a time, and computes the epilogue.
+A row of a tile is a run of positions along the innermost axis, as of a depthwise convolution: an element that several
+windows of a run read is loaded once. A second kernel adds the parts up, a tile of parts at a time, and computes the
+epilogue.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product as product_of
+from math import prod
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -20,6 +25,7 @@ from ingot.ir.types import static_shape
 from ingot.ops import KernelGradient
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
+from ingot.schedule.emit import Index
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -34,15 +40,17 @@ from ingot.schedule.gpu.blocks import (
     store_tile,
     write,
 )
+from ingot.schedule.gpu.contraction.depthwise import default_run
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 
-TILE_ELEMENTS, WARPS = 1024, 4  # of a tile of positions and channels; 8 elements per thread
-MAX_GROUP_TAPS = 9  # whose sums fit in a program's registers
+TILE_ELEMENTS, WARPS = 512, 4  # of a tile of runs and channels; 4 elements per thread
+MAX_GROUP_TAPS = 25  # whose sums fit in a program's registers
+MAX_LOADED_TAPS = 9  # whose loads overlap
 MIN_LANE_UTILIZATION = 0.8  # of the channels of tiles
-PROGRAMS_PER_PROCESSOR = 8  # per multiprocessor
+PROGRAMS_PER_PROCESSOR = 4  # per multiprocessor
 MIN_PART_TILES = 2  # tiles of positions per part
 REDUCTION_TILE = 128, 32  # parts and sums per tile of the second kernel
 
@@ -62,18 +70,26 @@ class _Gradient:
         assert isinstance(op, KernelGradient)
         (x_at, self.x), (g_at, self.g) = (operand_memory(body, v, ins) for v in (x, g))
         self.buffers = self.group.operands.ins[x_at], self.group.operands.ins[g_at]
-        self.op, self.dtype, self.position_shape = op, accumulator_of(self.anchor), g.shape[:-1]
+        self.op, self.dtype = op, accumulator_of(self.anchor)
         self.channels, inputs = static_shape((g.shape[-1], x.shape[-1]))
         self.multiplier = self.channels // inputs  # output channels per input channel
-        (self.taps,) = static_shape((product(op.window),))
-        self.tap_groups = -(-self.taps // MAX_GROUP_TAPS)
-        self.group_taps = -(-self.taps // self.tap_groups)  # of a program
+        *outer, line = g.shape[:-1]
+        self.run = default_run(estimate(product(g.shape)), line, machine)
+        self.runs_shape = (*outer, ceildiv(line, self.run))
+        self.taps = prod(op.window)
+        # a program has `group_lines` lines of the window: of its axis `split`, with all of the axes inside
+        sizes = [prod(op.window[at + 1 :]) for at in range(len(op.window))]
+        self.split = next(at for at, n in enumerate(sizes) if n <= MAX_GROUP_TAPS)
+        max_lines = MAX_GROUP_TAPS // sizes[self.split]
+        self.line_groups = -(-op.window[self.split] // max_lines)
+        self.group_lines = -(-op.window[self.split] // self.line_groups)
+        self.tap_groups = prod(op.window[: self.split]) * self.line_groups
         widths = [w for w in (64, 32, 16) if self.channels >= MIN_LANE_UTILIZATION * w * -(-self.channels // w)]
         width = min([*widths[:1], power_of_two(max(16, self.channels))])
         self.tile = TILE_ELEMENTS // width, width
         self.blocks = -(-self.channels // width)
         max_parts = max(1, PROGRAMS_PER_PROCESSOR * machine.processors // (self.blocks * self.tap_groups))
-        tiles = estimate(product(self.position_shape)) // self.tile[0]
+        tiles = estimate(product(self.runs_shape)) // self.tile[0]
         self.parts = max(1, min(max_parts, tiles // MIN_PART_TILES))
 
     def lower(self) -> Lowered:
@@ -96,47 +112,75 @@ class _Gradient:
         x_at = ix.add(dim_expr(self.x.offset), k.mul(input_channels, dim_expr(self.x.strides[-1])))
         g_at = ix.add(dim_expr(self.g.offset), k.mul(channels.position, dim_expr(self.g.strides[-1])))
         x_at, g_at = top.let(x_at, "x"), top.let(g_at, "g")
-        taps = [
-            top.let(k.add(k.mul(group, integer(self.group_taps)), integer(n)), "tap") for n in range(self.group_taps)
-        ]
-        offsets = [top.let(self._tap_offset(top, tap), "o") for tap in taps]
+        tap_start, own_line = self._first_tap(top, group)
+        x_at = top.let(ix.add(x_at, offset_of(tap_start, self._dilations[: self.split + 1])), "x")
+        inner = self.op.window[self.split + 1 :]
+        taps = [*product_of(range(self.group_lines), *map(range, inner))]
         totals = [register(top, "acc", constant_tile(self.dtype, self.tile)) for _ in taps]
-        positions = product(self.position_shape)
-        length = dim_expr(ceildiv(ceildiv(positions, height), self.parts) * height)
+        loaded_lines = max(1, MAX_LOADED_TAPS // prod(inner))
+        batches = [range(n, min(n + loaded_lines, self.group_lines)) for n in range(0, self.group_lines, loaded_lines)]
+        runs = product(self.runs_shape)
+        length = dim_expr(ceildiv(ceildiv(runs, height), self.parts) * height)
         begin = top.let(k.mul(part, length), "begin")
-        end = top.let(k.binary("min", k.add(begin, length), dim_expr(positions)), "end")
+        end = top.let(k.binary("min", k.add(begin, length), dim_expr(runs)), "end")
+        *outer_steps, x_step = [self.x.strides[0], *(s * n for s, n in self._window_strides(self.op.strides))]
+        *outer_strides, g_step = self.g.strides[:-1]
 
         def loop_body(block: Block, first: Expr) -> None:
-            rows = Span.of(block, first, height, positions, 0, wraps=True)
-            index = rows.index(block, self.position_shape)
-            strides = [self.x.strides[0], *(s * n for s, n in self._window_strides(self.op.strides))]
-            x_row = block.let(ix.add(offset_of(index, strides), x_at), "o")
-            g_row = block.let(ix.add(offset_of(index, self.g.strides[:-1]), g_at), "o")
-            # all are under way before the first is used, as none waits for a mask
-            g, *xs = (
-                read_at(block, buffer, at, None)
-                for buffer, at in ((self.buffers[1], g_row), *((self.buffers[0], k.add(x_row, o)) for o in offsets))
-            )
-            g = self._operand(block, g, rows.in_bounds)
-            for total, x in zip(totals, xs, strict=True):
-                block.store(total, ZERO, k.fma(self._operand(block, x, rows.in_bounds), g, k.load(total, ZERO)))
+            rows = Span.of(block, first, height, runs, 0, wraps=True)
+            index = rows.index(block, self.runs_shape)
+            x_run = block.let(ix.add(offset_of(index, [*outer_steps, x_step * self.run]), x_at), "o")
+            g_run = block.let(ix.add(offset_of(index, [*outer_strides, g_step * self.run]), g_at), "o")
+
+            def loads(buffer: Buffer, start: Expr, offsets: Iterable[DimLike]) -> dict[DimLike, Expr]:
+                # all are under way before the first is used, as none waits for a mask
+                values = {
+                    at: read_at(block, buffer, ix.add(start, dim_expr(at)), None) for at in dict.fromkeys(offsets)
+                }
+                return {at: self._operand(block, value, rows.in_bounds) for at, value in values.items()}
+
+            gs = loads(self.buffers[1], g_run, [g_step * n for n in range(self.run)])
+            for lines in batches:
+                offsets = {tap: self._tap_offset(tap) for tap in taps if tap[0] in lines}
+                xs = loads(
+                    self.buffers[0], x_run, [x_step * n + at for at in offsets.values() for n in range(self.run)]
+                )
+                for n, (tap, at) in product_of(range(self.run), offsets.items()):
+                    total = totals[taps.index(tap)]
+                    block.store(total, ZERO, k.fma(xs[x_step * n + at], gs[g_step * n], k.load(total, ZERO)))
 
         top.loop("p", begin, end, height, loop_body, multiple=height)
+        steps = static_shape(Layout.contiguous(self.op.window).strides)
+        first_row = ix.add(k.mul(part, integer(self.taps)), offset_of(tap_start, steps[: self.split + 1]))
         for tap, total in zip(taps, totals, strict=True):
-            row = k.add(k.mul(part, integer(self.taps)), tap)
+            row = ix.add(first_row, integer(sum(n * s for n, s in zip(tap, steps[self.split :], strict=True))))
             flat = top.let(k.add(k.mul(row, integer(self.channels)), channels.position), "flat")
-            is_tap = None if self.group_taps * self.tap_groups == self.taps else k.binary("lt", tap, integer(self.taps))
+            line = ix.add(tap_start[-1], integer(tap[0]))
+            is_own = None if own_line is None else k.binary("ge", line, own_line)
             value = k.reduce_axis("add", k.load(total, ZERO), 0)
-            store_tile(top, sums, flat, value, all_of(is_tap, channels.in_bounds))
+            store_tile(top, sums, flat, value, all_of(is_own, channels.in_bounds))
         programs = self.blocks * self.tap_groups * self.parts
         return self.group.step("taps", chunk, programs, top, (sums, Arg("temp", 0)), warps=WARPS)
 
-    def _tap_offset(self, block: Block, tap: Expr) -> Expr:
-        """The offset in x of tap `number`; past the last tap, that of another one."""
-        if self.group_taps * self.tap_groups != self.taps:
-            tap = k.binary("rem", tap, integer(self.taps))
-        index = ix.delinearize(tap, self.op.window, block.multiples)
-        return offset_of(index, [s * d for s, d in self._window_strides(self.op.dilation)])
+    def _first_tap(self, block: Block, group: Expr) -> tuple[Index, Expr | None]:
+        """The first tap of a group, along the axes of the window up to `split`, and the first line that it stores
+        (None: all). The last group begins early enough to be whole, with lines that the group before it stores."""
+        *outer, number = ix.delinearize(group, (*self.op.window[: self.split], self.line_groups), block.multiples)
+        line = block.let(k.mul(number, integer(self.group_lines)), "line")
+        missing = self.line_groups * self.group_lines - self.op.window[self.split]
+        if not missing:
+            return (*outer, line), None
+        last = integer(self.op.window[self.split] - self.group_lines)
+        return (*outer, block.let(k.binary("min", line, last), "first")), line
+
+    def _tap_offset(self, tap: Sequence[int]) -> DimLike:
+        """The offset in x of a tap from the first one of its group."""
+        return sum((n * s for n, s in zip(tap, self._dilations[self.split :], strict=True)), 0)
+
+    @property
+    def _dilations(self) -> list[DimLike]:
+        """The strides in x of the window's axes."""
+        return [s * d for s, d in self._window_strides(self.op.dilation)]
 
     def _operand(self, block: Block, value: Expr, rows: Expr | None) -> Expr:
         """A tile of an operand in the type of the sums, with zeros in rows out of bounds."""

@@ -51,7 +51,11 @@ from ingot.schedule.gpu.contraction.columns import (
     strided_terms,
 )
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.contraction.levels import MIN_TERMS, Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.packed import MIN_TERMS, Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.tile import TileOfLevels
+from ingot.schedule.gpu.contraction.levels.widened import MIN_ROWS as MIN_WIDENED_ROWS
+from ingot.schedule.gpu.contraction.levels.widened import widened_step
+from ingot.schedule.gpu.contraction.open_rows import lower_open_rows
 from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.gpu.contraction.reduction import (
     TermBlocks,
@@ -61,7 +65,6 @@ from ingot.schedule.gpu.contraction.reduction import (
 )
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
-from ingot.schedule.gpu.contraction.tile_of_levels import TileOfLevels
 from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, vectors_first
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
@@ -89,7 +92,9 @@ def lower_contraction(
     if has_single_row(anchors[0]):
         return lower_single_row(body, ins, outs, constant, anchors, machine)
     (anchor,) = anchors
-    return _Product.of(body, ins, outs, constant, anchor, machine).lower(machine)
+    a, b = (Layout.contiguous(x.shape) for x in anchor.inputs)
+    rows = product(x.extent for x in loops_of(anchor, a, b).rows)
+    return lower_open_rows(rows, lambda: _Product.of(body, ins, outs, constant, anchor, machine).lower(machine))
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,9 @@ class _Operand:
 
 @dataclass(frozen=True)
 class _Copy:
-    """The B that a kernel copies: the loops with its strides, its buffer, its argument of the group, and the copy's,
-    behind the sums of parts."""
+    """B in memory of the group: the kernel that writes it, and its argument, behind the sums of parts."""
 
-    loops: Loops
-    source: _Operand
-    arg: Arg
+    step: Step
     result: Arg
 
 
@@ -133,6 +135,7 @@ class _Product:
     packs: tuple[Pack, ...] = ()
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
+    has_narrow_levels: bool = False
     boxes: Boxes | None = None  # None: the tiling copies by addresses
     copy: _Copy | None = None
     tf32: bool = False
@@ -165,9 +168,12 @@ class _Product:
         if constant[b_at] and not of_levels:
             pack = repack(axes, b_at, b_layout.offset, operands_in_memory[1].dtype)
         packed_levels = levels_of(body, anchor, ins, operands.ins, a_layout, loops) if of_levels else None
+        is_widened = of_levels and dtypes is not None and dtype.bits == 16 and estimate(m) >= MIN_WIDENED_ROWS
+        if is_widened:
+            axes = (*loops.cols, *loops.reduce)
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
-        needs_copy = (
+        needs_copy = is_widened or (
             pack is None
             and packed_levels is None
             and dtypes is not None
@@ -178,13 +184,13 @@ class _Product:
             )
         )
         read_loops = packed_loops(loops, axes) if pack or needs_copy else loops
-        is_of_operands = dtypes == (x.dtype, y.dtype) and packed_levels is None
+        is_of_operands = dtypes == (x.dtype, y.dtype) and (packed_levels is None or is_widened)
         if machine.has_box_copies and multiplied.by_tensor_cores and is_of_operands:
             b_copy = (0, Arg("pack" if pack else "temp", 0))
             b_source = b_copy if pack or needs_copy else (b.offset, Arg("in", b_at))
             boxes = boxes_of(read_loops, multiplied, (a.offset, Arg("in", a_at)), b_source)
         fixed_step, packed_halves = 0, 1
-        if packed_levels is not None:
+        if packed_levels is not None and not is_widened:
             levels = packed_levels.levels
             fixed_step, packed_halves = _step_of_levels(levels, dtype, estimate(m)), 16 // levels.bits
         costly_ops = sum(n.op.costly for n in body.nodes())
@@ -202,24 +208,30 @@ class _Product:
         if packed_levels is not None:
             for index in packed_levels.unread:
                 group = group.without(index)
+        if packed_levels is not None and not is_widened:
             b = _Operand(packed_levels.levels.buffer, 0)
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
             return _Product(
                 group, anchor, a, b, loops, tiling, site, dtypes, packed_levels.packs, packed_levels.arguments(),
-                packed_levels.levels,
+                packed_levels.levels, machine.capability >= 90 and packed_levels.levels.are_exact_in(dtype),
             )  # fmt: skip
         if pack is None and not needs_copy:
             return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes, tf32=tf32)
-        if not has_other_users(body, body.inputs[b_at], anchor):
+        if packed_levels is None and not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         source_loops, loops = loops, packed_loops(loops, axes)
         if pack is None:
-            copy = _Copy(
-                source_loops, b, Arg("in", b_at), Arg("temp", 0 if tiling.parts == 1 else len(tiles_of(tiling)))
-            )
-            boxes = boxes and (boxes[0], replace(boxes[1], arg=copy.result))
-            b = _Operand(Buffer("b", y.dtype, align=ALIGNMENT_BYTES), 0)
-            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes, copy=copy, tf32=tf32)
+            result = Arg("temp", 0 if tiling.parts == 1 else len(tiles_of(tiling)))
+            if packed_levels is not None:
+                args = dict(packed_levels.arguments())
+                args = {b: args.get(b) or Arg("in", operands.ins.index(b)) for b in packed_levels.levels.sources}
+                copy_step = widened_step(packed_levels.levels, loops, y.dtype, args, result)
+            else:
+                copy_step = columns_step(source_loops, loops, b.buffer, b.offset, (Arg("in", b_at), result))
+            boxes = boxes and (boxes[0], replace(boxes[1], arg=result))
+            packs = packed_levels.packs if packed_levels is not None else ()
+            b, copy = _Operand(Buffer("b", y.dtype, align=ALIGNMENT_BYTES), 0), _Copy(copy_step, result)
+            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, packs, boxes=boxes, copy=copy, tf32=tf32)
         buffer = Buffer("b", pack.dtype, align=ALIGNMENT_BYTES)
         b = _Operand(buffer, 0)
         packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
@@ -252,8 +264,7 @@ class _Product:
             extra = self._compute(top, sums, sums.work_item(top, chunk), releases=releases)
         copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
         if self.copy is not None:
-            source, offset = self.copy.source.buffer, self.copy.source.offset
-            copy_steps = (columns_step(self.copy.loops, loops, source, offset, (self.copy.arg, self.copy.result)),)
+            copy_steps = (self.copy.step,)
             extra = extra if self.boxes else [*extra, (self.b.buffer, self.copy.result)]
         if column_sums is not None:
             extra, fold_steps = [*extra, *column_sums.params], column_sums.fold_steps()
@@ -350,7 +361,7 @@ class _Product:
         b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
         if self.levels is not None:
-            return self._sums_of_levels(top, self.levels, (columns, column_mask), a_rows, work)
+            return self._sums_of_levels(top, self.levels, place, a_rows, work)
         dtypes = self.dtypes if self.dtypes and self.dtypes[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
         step, blocks = self._blocks(axes, t.depth) if dtypes else (1, None)
@@ -374,12 +385,11 @@ class _Product:
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
-    def _sums_of_levels(
-        self, top: Block, levels: Levels, columns: tuple[Sequence[Expr], Expr | None], a_rows: Expr, work: WorkItem
-    ) -> Expr:
-        """As `_sums`, of levels. columns: their index and mask. a_rows: the offsets of A's rows."""
+    def _sums_of_levels(self, top: Block, levels: Levels, place: Place, a_rows: Expr, work: WorkItem) -> Expr:
+        """As `_sums`, of levels. a_rows: the offsets of A's rows."""
         t = self.tiling
-        tile = TileOfLevels(levels, self.loops, t.depth, *columns)
+        columns = tile_index(top, place.column, t.columns, tuple(x.extent for x in self.loops.cols), 0)
+        tile = TileOfLevels(levels, self.loops, t.depth, *columns, self.has_narrow_levels)
         dtype = (self.dtypes or (self.anchor.inputs[0].dtype,))[0]
         acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, product(x.extent for x in self.loops.reduce), t.depth)
@@ -396,8 +406,8 @@ class _Product:
                 block.store(x, ZERO, following[i])
             for part, w in enumerate(tile.weights(block, k_index, parameters, dtype)):
                 x = k.cast(tile.terms(block, self.a.buffer, a_rows, k_index, part), dtype)
-                x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (tile.size, t.columns))
-                block.store(acc, ZERO, k.tile_product(x, w, k.load(acc, ZERO)))
+                x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (t.columns, tile.size))
+                block.store(acc, ZERO, k.tile_product(x, k.transposed(w), k.load(acc, ZERO)))
 
         top.loop("k", begin, end, t.depth, k_step, multiple=t.depth)
         return k.load(acc, ZERO)

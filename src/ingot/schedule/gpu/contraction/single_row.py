@@ -1,10 +1,10 @@
 """Products of a single row, as in a decoder's step. Loading weights dominates, so each is loaded once by wide loads,
-and those of the next k-step are prefetched.
+and those of the next k-step are prefetched, those of the first one before the kernels end that produce the row.
 
     for each k-step:  acc[columns, terms] += a[terms] * b[columns, terms]
     result = epilogue(sum of acc along the terms)
 
-A constant B is packed with contiguous terms. `row_of_levels.py` has B of 4 and 8 bits.
+A constant B is packed with contiguous terms. `levels/row.py` has B of 4 and 8 bits.
 
 A norm in front of the product is computed by each program, as the row is short beside its columns. Products of the same
 row whose results are combined share the kernel.
@@ -41,9 +41,10 @@ from ingot.schedule.gpu.blocks import (
     repack,
     tile_index,
 )
-from ingot.schedule.gpu.contraction.levels import Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.packed import Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.row import Read, RowOfLevels
+from ingot.schedule.gpu.contraction.levels.row_of_quads import RowOfQuads, multiplies_quads
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
-from ingot.schedule.gpu.contraction.row_of_levels import Read, RowOfLevels
 from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
@@ -123,8 +124,11 @@ class _Weights:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it can be read before earlier kernels end."""
         return bool(self.packs)
+
+    @property
+    def has_contiguous_terms(self) -> bool:
+        return self.is_constant or self.loops.reduce[-1].b == 1
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ class _SingleRow:
     site: Site
     packs: tuple[Pack, ...]
     packed: tuple[tuple[Buffer, Arg], ...]
+    machine: Machine
 
     @staticmethod
     def of(
@@ -168,14 +173,14 @@ class _SingleRow:
                 group = group.without(index)
         loops = weights[0].loops
         n, depth, batch = (product(x.extent for x in axes) for axes in (loops.cols, loops.reduce, loops.batch))
-        is_k_contiguous = weights[0].is_constant or loops.reduce[-1].b == 1
+        is_k_contiguous = weights[0].has_contiguous_terms
         levels = weights[0].levels
         block, packed_halves = (levels.step, 16 // levels.bits) if levels else (1, 1)
         shape = ProductShape(1, n, depth, batch, x.dtype, is_k_contiguous, 0, block, packed_halves, len(weights))
         site = product_site(body, anchors, loops, shape, machine, packed=weights[0].is_constant)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
-        return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed)
+        return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed, machine)
 
     def lower(self) -> Lowered:
         t, loops = self.tiling, self.loops
@@ -205,12 +210,15 @@ class _SingleRow:
         begin, end = work.k_range(top, t.parts, depth, t.depth)
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
         if of_levels:
-            return RowOfLevels(of_levels, t).sums(top, first_column, (begin, end), lambda: self._row_reader(top))
+            dtype = self.anchors[0].inputs[0].dtype
+            in_quads = all(multiplies_quads(levels, dtype, t, self.machine) for levels, _ in of_levels)
+            row = RowOfQuads(of_levels, t, dtype) if in_quads else RowOfLevels(of_levels, t)
+            return row.sums(top, first_column, (begin, end), lambda: self._row_reader(top))
         weight_tile = _WeightTile.of(top, self, batch, first_column)
         tile = t.columns, t.depth
         accs = [register(top, "acc", constant_tile(dtype, tile)) for _ in self.bs]
         prefetched: list[Buffer] = []
-        if depth != 0 and all(b.is_constant for b in self.bs):
+        if depth != 0 and all(b.has_contiguous_terms for b in self.bs):
             for b, weights in enumerate(self.bs):
                 prefetched.append(top.alloc("held", weights.buffer.dtype, 1, lanes=tile[0] * tile[1], tile=tile))
                 top.store(prefetched[b], ZERO, k.spread(weight_tile.weights(top, b, begin), tile))
@@ -298,18 +306,17 @@ class _WeightTile:
             if product_row.a is None
             else ix.add(dim_expr(product_row.a[1]), offset_of(batch, [x.a for x in loops.batch]))
         )
-        starts = [ix.add(dim_expr(b.offset), offset_of(batch, [x.b for x in loops.batch])) for b in product_row.bs]
-        column_offsets = offset_of(index, [x.b for x in loops.cols])
-        bases = tuple(top.let(ix.add(begin, column_offsets), "b") for begin in starts)
+        starts = (ix.add(dim_expr(b.offset), offset_of(batch, [x.b for x in b.loops.batch])) for b in product_row.bs)
+        columns = (offset_of(index, [x.b for x in b.loops.cols]) for b in product_row.bs)
+        bases = tuple(top.let(ix.add(*pair), "b") for pair in zip(starts, columns, strict=True))
         return _WeightTile(product_row, top.let(a, "a"), bases, live)
 
     def weights(self, block: Block, b: int, at: Expr) -> Expr:
         """The tile of B of a k-step, in its stored type."""
-        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in self.product.loops.reduce))
+        weights = self.product.bs[b]
+        axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in weights.loops.reduce))
         offset, in_bounds = reduction_offsets(block, at, self.product.tiling.depth, axes, 1, [x.b for x in axes])
-        return read_at(
-            block, self.product.bs[b].buffer, ix.add(offset, self.bases[b]), all_of(in_bounds, self.in_bounds)
-        )
+        return read_at(block, weights.buffer, ix.add(offset, self.bases[b]), all_of(in_bounds, self.in_bounds))
 
     def row(self, block: Block, em: Emitter, at: Expr) -> Expr:
         """The row's terms of a k-step."""

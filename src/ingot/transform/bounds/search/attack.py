@@ -12,10 +12,13 @@ import numpy as np
 
 from ingot import ops
 from ingot.autodiff import differentiable, gradients
+from ingot.autodiff.rules import RULES
 from ingot.driver.compile import Options, compiled_program
 from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType
+from ingot.passes.core.fold_constants import fold_constants
+from ingot.passes.core.unroll import unroll
 from ingot.passes.model.lower import lower_model_ops
 from ingot.runtime.executor import CompiledModel
 from ingot.support.dataclass import dataclass
@@ -79,7 +82,7 @@ class Attack:
         """The best point visited in a box and its violation, at most 0 if the goal is reached. Starts at the center and
         at random points; with odd seeds, around the best point of earlier runs. lower, upper: of the input's shape."""
         rng = np.random.default_rng(seed)
-        width = upper - lower
+        width = widths_of(lower, upper)
         if self.nearest is None or not seed % 2:
             starts = lower + rng.random((self.points, *lower.shape)) * width
             starts[0] = lower + width / 2
@@ -94,7 +97,7 @@ class Attack:
     def descend(self, points: np.ndarray, lower: np.ndarray, upper: np.ndarray, steps: int) -> tuple[np.ndarray, float]:
         """Like `run` from these starting points, each in its own box or all in one."""
         dtype, alternatives, first = lower.dtype, self.goal.alternatives, self._first_alternative
-        width = (upper - lower).astype(np.float64)
+        width = widths_of(lower, upper)
         is_wanted = np.zeros((self.points, len(self.goal.rows)), bool)  # by each point
         for i, wanted in enumerate(is_wanted):
             wanted[list(alternatives[(first + i) % len(alternatives)])] = True
@@ -102,7 +105,8 @@ class Attack:
         best, least = points[0].astype(dtype), np.inf
         worst = np.zeros(self.points, np.int64)
         for step in range(steps + 1):  # the first finds the rows to descend
-            points = np.minimum(np.maximum(points.astype(dtype), lower), upper)  # clip takes no bfloat16
+            with np.errstate(over="ignore"):
+                points = np.minimum(np.maximum(points.astype(dtype), lower), upper)  # clip takes no bfloat16
             weights = np.zeros((self.points, len(self.goal.rows)), dtype)
             weights[np.arange(self.points), worst] = 1
             margins, slopes = self._program.run([points, weights])
@@ -119,6 +123,12 @@ class Attack:
         return best, least
 
 
+def widths_of(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """In f64, where the widths of f32 boxes do not overflow; at most its largest number."""
+    with np.errstate(over="ignore"):
+        return np.nan_to_num(upper.astype(np.float64) - lower.astype(np.float64))
+
+
 def _direction(slopes: np.ndarray) -> np.ndarray:
     """Signs for every other point, which move to corners of the box; for the rest the slopes divided by the largest,
     which converge at kinks."""
@@ -131,7 +141,8 @@ def _direction(slopes: np.ndarray) -> np.ndarray:
 
 def _step_graph(graph: Graph, rows: np.ndarray, points: int) -> Graph:
     """x [points, *x], weights [points, rows] -> margins [points, rows], gradient of weights . margins [points, *x]"""
-    core = differentiable(with_spec(graph, rows))
+    loops = lower_model_ops(with_spec(graph, rows), frozenset(RULES) - {ops.Recurrent})
+    core = differentiable(unroll(fold_constants(loops)))  # as loops have no batches of points
     (x,), (margins,) = core.inputs, core.results
     weights = Input("weights", TensorType(x.dtype, margins.shape))()
     loss = ops.DotGeneral(((), ()), ((0,), (0,)))(ops.cast(weights, margins.dtype), margins)

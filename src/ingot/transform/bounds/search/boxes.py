@@ -18,21 +18,22 @@ from ingot.transform.bounds.crown import Walk
 from ingot.transform.bounds.forms import Hinge
 from ingot.transform.bounds.graph import Bounded
 from ingot.transform.bounds.rounding import absolute_value, maximum, minimum, where
-from ingot.transform.bounds.search.attack import Goal
+from ingot.transform.bounds.search.attack import Goal, widths_of
 from ingot.transform.bounds.walks import lower_bounds
 from ingot.transform.vectorize import vectorize
 
 _SLOPE_STEPS = (1.0, 0.3, 0.2, 0.1)  # of the slopes of the last walk
 _STEP_WALKS = 3  # the cost of a step in walks: one back and its gradient
+_MAX_INTERPRETED_NODES, _MAX_INTERPRETED_BYTES = 1 << 10, 1 << 24
 _PROBE_BATCHES = 5  # from one probe to the next
 _GAIN_DECAY = 0.7  # of the gains that earlier probes measured, at each probe
 _PROBE_SEED = 1
 
 
-def search_graph(bounded: Bounded, count: int, is_improved: bool = False) -> Graph:
-    """The graph of lower bounds of a result with one input, for `count` boxes at once.
-    lower, upper [count, *x] -> lower y [count, rows] in f64, influence [count, *x]: how far each element of the input
-    moves the rows within its box, summed over the rows. is_improved: by better slopes (see `_improved_bounds`).
+def box_graph(bounded: Bounded, is_improved: bool = False) -> Graph:
+    """The graph of lower bounds of a result with one input.
+    lower, upper [*x] -> lower y [rows] in f64, influence [*x]: how far each element of the input moves the rows within
+    its box, summed over the rows. is_improved: by better slopes (see `_improved_bounds`).
     """
     walk = bounded.walk()
     (x,), (y,) = bounded.core.inputs, bounded.core.results
@@ -49,10 +50,22 @@ def search_graph(bounded: Bounded, count: int, is_improved: bool = False) -> Gra
     box = walk.intervals.of(x)
     lower = walk.intervals.guarded(lower, -float("inf"))
     results = (lower.node, (influence * (box.upper - box.lower)).node)
-    single = lower_model_ops(Graph(bounded.inputs, results))
+    return lower_model_ops(Graph(bounded.inputs, results, ("lower bounds", "influence")))
+
+
+def batched(single: Graph, count: int) -> Graph:
+    """A graph of `box_graph` for `count` boxes at once: its inputs and results get a first dimension."""
     ends = zip(single.inputs, ("lower", "upper"), strict=True)
     mapped = {v: Input(label, TensorType(v.dtype, (count, *v.shape)))() for v, label in ends}
-    return Graph(tuple(mapped.values()), tuple(vectorize(single.outputs, mapped)), ("lower bounds", "influence"))
+    return Graph(tuple(mapped.values()), tuple(vectorize(single.outputs, mapped)), tuple(single.output_names))
+
+
+def is_small(bounded: Bounded) -> bool:
+    """Whether the interpreter takes some 0.1 s or less for the bounds of one box: a walk has several ops for each node
+    that it passes."""
+    walks = (*bounded.groups, *bounded.core.results)
+    nodes, coefficient_bytes = len(walks) * len(bounded.core.nodes()), sum(map(bounded.bytes_of, walks))
+    return nodes <= _MAX_INTERPRETED_NODES and coefficient_bytes <= _MAX_INTERPRETED_BYTES
 
 
 def can_improve(bounded: Bounded) -> bool:
@@ -125,7 +138,7 @@ class Splits:
         chosen = self.random.permutation(len(lower))[: self.probes]
         low, high = (np.repeat(v[chosen][:, None], 2 * len(self.elements), 1) for v in (lower, upper))
         for i, element in enumerate(self.elements):
-            middle = _middles(lower, upper)[chosen, element]
+            middle = middles_of(lower, upper)[chosen, element]
             high[:, 2 * i, element] = low[:, 2 * i + 1, element] = middle
         flat = [v.reshape(-1, len(self.widths)) for v in (low, high)]
         halves = self.deficit(bound(*flat)).reshape(len(chosen), len(self.elements), 2).sum(2)
@@ -144,13 +157,13 @@ class Splits:
         return -np.minimum(best, 0.0).sum(0) if best else np.zeros(len(rows))
 
     def relative(self, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-        return np.divide(upper - lower, self.widths, out=np.zeros(lower.shape), where=self.widths > 0)
+        return np.divide(widths_of(lower, upper), self.widths, out=np.zeros(lower.shape), where=self.widths > 0)
 
     def halves(
         self, lower: np.ndarray, upper: np.ndarray, influence: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray] | None:
         """Both halves of each box; None if a box has no float between its ends in the chosen element."""
-        widths, middles = self.relative(lower, upper), _middles(lower, upper)
+        widths, middles = self.relative(lower, upper), middles_of(lower, upper)
         can_split = (middles > lower) & (middles < upper)
         if self.gains.any():
             score = widths * np.divide(
@@ -167,5 +180,5 @@ class Splits:
         return np.concatenate([lower, low]), np.concatenate([high, upper])
 
 
-def _middles(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    return lower + (upper - lower) / 2
+def middles_of(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    return (lower + widths_of(lower, upper) / 2).astype(lower.dtype)

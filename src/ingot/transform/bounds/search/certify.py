@@ -20,6 +20,7 @@ from ingot import ops
 from ingot.driver.compile import Options, compiled_program
 from ingot.driver.open import Request, open_model
 from ingot.ir.dims import Dim, product
+from ingot.ir.interp import interpret
 from ingot.ir.node import Graph
 from ingot.ir.types import f64
 from ingot.runtime.executor import CompiledModel
@@ -31,8 +32,8 @@ from ingot.transform.bounds.graph import Bounded, Question
 from ingot.transform.bounds.narrow import in_parts
 from ingot.transform.bounds.rounding import Rounding
 from ingot.transform.bounds.run import as_compiled, rounded, rounding_of
-from ingot.transform.bounds.search.attack import Attack, Goal, attack_program, check_seed
-from ingot.transform.bounds.search.boxes import Splits, can_improve, search_graph
+from ingot.transform.bounds.search.attack import Attack, Goal, attack_program, check_seed, widths_of
+from ingot.transform.bounds.search.boxes import Splits, batched, box_graph, can_improve, is_small, middles_of
 from ingot.transform.bounds.search.neurons import Cases, Neurons, neurons_of
 from ingot.transform.bounds.search.vnnlib import Alternative, Property
 from ingot.transform.bounds.slopes import Slopes, slopes_of
@@ -45,6 +46,7 @@ _ATTACK_BATCHES = 6  # of boxes, from one attack on the whole box to the next
 _STEPS_IN_BOXES = 3
 PLAIN_BOXES = 2048  # before a program with better bounds is compiled
 _SLOPE_STEPS = 60
+_MAX_INTERPRETED_BOXES = 4  # of a property
 _MAX_SPLIT_ELEMENTS = 32  # perturbed elements of a box; splits of its inputs hardly decide a larger one
 _MAX_WIDE_BOXES = 8  # in one call, of boxes with more elements
 _MAX_WAITING_BYTES = 1 << 30  # of undecided boxes
@@ -150,11 +152,17 @@ class _Programs:
         graph = in_parts(of_program) if self.numerics else self.graph
         return Question((True,), self.method, rows, self.rounding).of(graph)
 
+    @cached_property
+    def single(self) -> Graph:
+        """See `box_graph`."""
+        return box_graph(self.bounded)
+
     def bounds(self, count: int, is_improved: bool = False) -> CompiledModel:
-        """See `search_graph`."""
+        """See `batched`."""
         key = count, is_improved
         if key not in self._bounds:
-            program = compiled_program(search_graph(self.bounded, *key), self.bound_options)
+            single = box_graph(self.bounded, is_improved) if is_improved else self.single
+            program = compiled_program(batched(single, count), self.bound_options)
             self._bounds[key] = CompiledModel(program, threads=self.options.threads)
         return self._bounds[key]
 
@@ -208,6 +216,8 @@ class Search:
 
     def run(self) -> Verdict:
         tasks = list(self.tasks())
+        if len(tasks) <= _MAX_INTERPRETED_BOXES:
+            tasks = [task for task in tasks if not self.is_excluded(task)]
         progress.report("attack")
         for task in tasks:  # cheap, before any proof
             if (verdict := self.attack(task, self.seed)) is not None:
@@ -263,6 +273,10 @@ class Search:
         point, violation = task.attack.run(lower, upper, steps=_ATTACK_STEPS, seed=seed)
         return self.counterexample(task, point) if violation <= 0 else None
 
+    def outer_ends(self, box: Alternative) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of the box, rounded outwards to the input's type."""
+        return rounded(box.lower, self.x.dtype, -1), rounded(box.upper, self.x.dtype, 1)
+
     def inner_ends(self, box: Alternative) -> tuple[np.ndarray, np.ndarray]:
         """The ends of the box, rounded inwards to the input's type."""
         return (
@@ -288,18 +302,28 @@ class Search:
 
     # --- proofs
 
+    def is_excluded(self, task: Task) -> bool:
+        """Whether bounds of the whole box exclude the goal, for networks so small that they are interpreted in less
+        time than a program is compiled in."""
+        if self.is_late or not is_small(task.programs.bounded):
+            return False
+        self.boxes += 1
+        rows, _ = interpret(task.programs.single, [v.reshape(self.shape) for v in self.outer_ends(task.box)])
+        return bool(task.goal.is_excluded(rows[None] > task.goal.limits)[0])
+
     def prove(self, task: Task) -> Verdict | None:
         """None if no input of the task's box reaches its goal, else a verdict."""
         if self.is_late:  # before a program is compiled
             return self.verdict(UNKNOWN, f"boxes are left after {self.seconds:g} s")
+        if not np.isfinite(self.outer_ends(task.box)).all():
+            return self.verdict(UNKNOWN, f"a box reaches beyond the range of {self.x.dtype}")
         programs, goal, box = task.programs, task.goal, task.box
         is_wide = int((box.upper > box.lower).sum()) > _MAX_SPLIT_ELEMENTS
         count = min(programs.bounded.boxes, _MAX_WIDE_BOXES if is_wide else _BATCH_BOXES)
         bounds, boxes_before_improving = programs.bounds(count), self.boxes + PLAIN_BOXES
-        ends = [rounded(v, self.x.dtype, side).reshape(1, -1) for v, side in ((box.lower, -1), (box.upper, 1))]
-        lower, upper = ends
+        lower, upper = (v.reshape(1, -1) for v in self.outer_ends(box))
         limits = goal.limits
-        splits = Splits(goal, limits, (upper - lower)[0], 0 if is_wide else count)
+        splits = Splits(goal, limits, widths_of(lower, upper)[0], 0 if is_wide else count)
         batches = 0
         while len(lower):
             if self.is_late:
@@ -365,7 +389,7 @@ class Search:
     def attack_boxes(self, task: Task, lows: np.ndarray, highs: np.ndarray) -> Verdict | None:
         """A counterexample in the remaining boxes, after a few steps from their centers."""
         lower, upper = (self.padded(v, _BATCH_BOXES) for v in (lows, highs))
-        point, violation = task.attack.descend(lower + (upper - lower) / 2, lower, upper, _STEPS_IN_BOXES)
+        point, violation = task.attack.descend(middles_of(lower, upper), lower, upper, _STEPS_IN_BOXES)
         return self.counterexample(task, point) if violation <= 0 else None
 
     def padded(self, flat: np.ndarray, count: int) -> np.ndarray:

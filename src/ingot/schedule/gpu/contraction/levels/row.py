@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import ClassVar
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit
+from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit, Tile
 from ingot.ir.types import f32, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Tiling
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import all_of, offset_of, read_at, register
-from ingot.schedule.gpu.contraction.levels import Levels, Parameter
+from ingot.schedule.gpu.contraction.levels.packed import Levels, Parameter
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 
@@ -35,6 +36,9 @@ class RowOfLevels:
 
     bs: tuple[tuple[Levels, Loops], ...]
     tiling: Tiling
+    loads: ClassVar[int] = 1  # of words of a column
+    columns_at_once: ClassVar[int] = 1
+    columns_in_flight: ClassVar[int | None] = None  # loaded before the first is multiplied; None: all
 
     @property
     def step(self) -> int:
@@ -60,50 +64,69 @@ class RowOfLevels:
     def sums(self, top: Block, first_column: Expr, k_range: tuple[Expr, Expr], row: Callable[[], Read]) -> list[Expr]:
         """Each product's sums of the columns from `first_column` on. k_range: the bounds of the reduction. row: starts
         reading the row, after the first words are loaded."""
-        columns = [_Column.of(self, top, first_column, c) for c in range(self.tiling.columns)]
-        tile = self.blocks, self.words
+        columns = [Column.of(self, top, first_column, c) for c in range(self.tiling.columns)]
+        tile = self._tile
         zero = Lit(f32, tile[0] * tile[1], 0.0, tile=tile)
         pairs = [(b, c) for b in range(len(self.bs)) for c in columns]
         totals = [top.alloc("total", f32, 1, lanes=zero.lanes, tile=tile) for _ in pairs]
         begin, end = k_range
-        prefetched = [self._prefetch_registers(top, b, column, begin) for b, column in pairs]
+        held = pairs[: self.columns_in_flight]
+        prefetched = [self._prefetch_registers(top, b, column, begin) for b, column in held]
         for total in totals:
             top.store(total, ZERO, zero)
         top.stmts.append(AwaitProducers())
         read = row()
 
         def step(block: Block, k_index: Expr) -> None:
-            words, parameters = list[Expr](), list[list[list[Expr]]]()
-            for registers, (b, column) in zip(prefetched, pairs, strict=True):
-                own, *ahead = [block.let(k.load(x, ZERO), "q") for x in registers]
-                words.append(own)
-                parameters.append([ahead] if ahead else self._parameters(block, b, column, k_index))
+            words, parameters = list[list[Expr]](), list[list[list[Expr]]]()
+
+            def put(loaded: list[Expr], b: int, column: Column) -> None:
+                words.append(loaded[: self.loads])
+                known = loaded[self.loads :]
+                parameters.append([known] if known else self._parameters(block, b, column, k_index))
+
+            for registers, pair in zip(prefetched, held, strict=True):
+                put([block.let(k.load(x, ZERO), "q") for x in registers], *pair)
             next_k = block.let(k.add(k_index, integer(self.tiling.depth)), "n")
             if not (isinstance(next_k, Lit) and isinstance(end, Lit) and next_k.value >= end.value):
 
                 def fetch(block: Block) -> None:
-                    for registers, (b, column) in zip(prefetched, pairs, strict=True):
+                    for registers, (b, column) in zip(prefetched, held, strict=True):
                         for register, value in zip(registers, self._prefetched(block, b, column, next_k), strict=True):
                             block.store(register, ZERO, value)
 
                 block.when(k.binary("lt", next_k, end), fetch)
             terms = self._terms(block, k_index, read)
-            for total, word, own, (b, _) in zip(totals, words, parameters, pairs, strict=True):
-                self._add(block, self.bs[b][0], total, word, terms, own)
+            for b, (levels, _) in enumerate(self.bs):
+                stop = (b + 1) * len(columns)
+                for first in range(b * len(columns), stop, self.columns_at_once):
+                    own = slice(first, min(first + self.columns_at_once, stop))
+                    for pair in pairs[len(words) : own.stop + len(held)]:
+                        put(self._prefetched(block, *pair, k_index), *pair)
+                    self._add(block, levels, totals[own], words[own], terms, parameters[own])
 
         top.loop("k", begin, end, self.tiling.depth, step, multiple=self.tiling.depth)
         size = len(columns)
         return [self._row_of_sums(top, totals[b * size : (b + 1) * size]) for b in range(len(self.bs))]
 
-    def _prefetched(self, block: Block, b: int, column: _Column, at: Expr) -> list[Expr]:
+    @property
+    def _tile(self) -> Tile:
+        """Of the totals of a column."""
+        return self.blocks, self.words
+
+    @property
+    def _parameter_tile(self) -> Tile:
+        return self.blocks, 1
+
+    def _prefetched(self, block: Block, b: int, column: Column, at: Expr) -> list[Expr]:
         """The loads of a column's k-step that do not depend on earlier kernels: words and, if constant, parameters."""
         levels, words = self.bs[b][0], self._words(block, b, column, at)
         if not (levels.has_one_scale and levels.zero.is_constant and levels.scale.is_constant):
-            return [words]
+            return words
         (parameters,) = self._parameters(block, b, column, at)
-        return [words, *(k.spread(p, (self.blocks, 1)) for p in parameters)]
+        return [*words, *(k.spread(p, self._parameter_tile) for p in parameters)]
 
-    def _prefetch_registers(self, top: Block, b: int, column: _Column, at: Expr) -> list[Buffer]:
+    def _prefetch_registers(self, top: Block, b: int, column: Column, at: Expr) -> list[Buffer]:
         """Registers that hold the prefetched loads of the first k-step."""
         return [register(top, "held", value) for value in self._prefetched(top, b, column, at)]
 
@@ -115,20 +138,23 @@ class RowOfLevels:
         is_full = depth % self.tiling.depth == 0
         return index, None if is_full else block.let(k.binary("lt", index, integer(depth)), "inside")
 
-    def _words(self, block: Block, b: int, column: _Column, at: Expr) -> Expr:
-        levels = self.bs[b][0]
+    def _words(self, block: Block, b: int, column: Column, at: Expr) -> list[Expr]:
         _, in_bounds = self._term_index(block, at, 0, 1)  # a column's words are padded to whole blocks
-        begin = k.add(
-            k.binary("div", at, integer(levels.parts)),
-            k.mul(k.lane_indices(self.blocks, 0), integer(self.words)),
-        )
+        words = k.add(k.mul(k.lane_indices(self.blocks, 0), integer(self.words)), k.lane_indices(self.words, 1))
+        return [self._words_at(block, b, column, at, words, in_bounds)]
+
+    def _words_at(self, block: Block, b: int, column: Column, at: Expr, words: Expr, in_bounds: Expr | None) -> Expr:
+        """The words of a column by their numbers in the k-step at `at`."""
+        levels = self.bs[b][0]
         row_words = levels.row_words(prod(self._reduce))
-        offset = k.add(k.add(begin, k.lane_indices(self.words, 1)), k.mul(column.first, integer(row_words)))
+        offset = k.add(
+            k.add(k.binary("div", at, integer(levels.parts)), words), k.mul(column.first, integer(row_words))
+        )
         offset = k.add(block.let(offset, "place"), integer(column.number * row_words))
         value = read_at(block, levels.buffer, offset, all_of(in_bounds, column.in_bounds))
-        return k.spread(value, (self.blocks, self.words))
+        return k.spread(value, self._tile)
 
-    def _parameters(self, block: Block, b: int, column: _Column, at: Expr) -> list[list[Expr]]:
+    def _parameters(self, block: Block, b: int, column: Column, at: Expr) -> list[list[Expr]]:
         """The zeros and scales of each block or, if a block has several, of each part of its terms."""
         levels = self.bs[b][0]
         parameters: list[list[Expr]] = []
@@ -141,7 +167,7 @@ class RowOfLevels:
         return parameters
 
     @staticmethod
-    def _parameter(block: Block, p: Parameter, column: _Column, index: Sequence[Expr], live: Expr | None) -> Expr:
+    def _parameter(block: Block, p: Parameter, column: Column, index: Sequence[Expr], live: Expr | None) -> Expr:
         if isinstance(p.source, Lit):
             return p.source
         offset = block.let(ix.add(offset_of(column.index, p.columns), offset_of(index, p.reduce)), "place")
@@ -157,10 +183,17 @@ class RowOfLevels:
         return terms
 
     def _add(
+        self, block: Block, levels: Levels, totals: Sequence[Buffer], words: Sequence[Sequence[Expr]],
+        terms: Sequence[Expr], parameters: Sequence[Sequence[Sequence[Expr]]],
+    ) -> None:  # fmt: skip
+        """Add the products of one B's columns, `columns_at_once`, in a k-step to their totals."""
+        for total, (word,), own in zip(totals, words, parameters, strict=True):
+            self._add_column(block, levels, total, word, terms, own)
+
+    def _add_column(
         self, block: Block, levels: Levels, total: Buffer, word: Expr, terms: Sequence[Expr],
         parameters: Sequence[Sequence[Expr]],
     ) -> None:  # fmt: skip
-        """Add the products of one column in a k-step to its total."""
         acc: Expr = k.load(total, ZERO) if not levels.has_one_scale else k.lit(0.0, f32)
         own = parameters if len(parameters) > 1 else [*parameters] * len(terms)
         differences = levels.differences(block, word, [zero for zero, _ in own])
@@ -185,7 +218,7 @@ class RowOfLevels:
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
     """A program's column `number`, behind its column `first`. index: of the column `run` before it along the innermost
     axis, so that columns of one run share it. in_bounds: whether the column is."""
 
@@ -196,14 +229,14 @@ class _Column:
     in_bounds: Expr | None
 
     @staticmethod
-    def of(row: RowOfLevels, top: Block, first: Expr, number: int) -> _Column:
+    def of(row: RowOfLevels, top: Block, first: Expr, number: int) -> Column:
         *outer, inner = row._columns or (1,)
         width, columns = prod(outer) * inner, row.tiling.columns
         own = top.let(k.add(first, integer(number)), "column")
         in_bounds = top.let(k.binary("lt", own, integer(width)), "live") if width % columns else None
         is_run = not outer or inner % columns == 0
         index = tuple(top.let(e, "i") for e in ix.delinearize(first if is_run else own, row._columns, top.multiples))
-        return _Column(first, number, index, number if is_run else 0, in_bounds)
+        return Column(first, number, index, number if is_run else 0, in_bounds)
 
 
-__all__ = ["RowOfLevels"]
+__all__ = ["Column", "Read", "RowOfLevels"]

@@ -51,7 +51,7 @@ class Levels:
 
     step: terms of a block. has_one_scale: all terms of a block share one zero and scale per column. bias: what packing
     added to the levels. bits: of a level. has_exact_parameters: zeros are integers, and scales have the type of the
-    values.
+    values. has_zeros_of_levels: zeros have the type of the levels.
     """
 
     buffer: Buffer
@@ -62,10 +62,23 @@ class Levels:
     scale: Parameter
     bits: int
     has_exact_parameters: bool
+    has_zeros_of_levels: bool
 
     @property
     def parameters(self) -> tuple[Parameter, Parameter]:
         return self.zero, self.scale
+
+    @property
+    def sources(self) -> tuple[Buffer, ...]:
+        """The buffers that are read."""
+        return tuple(
+            dict.fromkeys(b for b in (self.buffer, *(p.source for p in self.parameters)) if isinstance(b, Buffer))
+        )
+
+    def are_exact_in(self, dtype: DType) -> bool:
+        """Whether `dtype` has 16 bits, and the differences of levels and zeros and the scales."""
+        has_narrow_levels = self.bits == 4 and self.has_zeros_of_levels
+        return has_narrow_levels and dtype.is_float and dtype.bits == 16 and self.has_exact_parameters
 
     @property
     def parts(self) -> int:
@@ -88,14 +101,16 @@ class Levels:
             place = part % levels_per_shift * self.bits  # of the lowest bit, after a shift into the fraction
             if part and place == 0:
                 words = block.let(k.binary("lshr", words, k.lit(levels_per_shift * self.bits, u32)), "q")
-            exponent = FRACTION_BITS - place
             fraction = k.binary("and", words, k.lit((1 << self.bits) - 1 << place, u32))
-            shifted = k.bitcast(k.binary("or", fraction, k.lit(EXPONENT_BIAS + exponent << FRACTION_BITS, u32)), f32)
-            shift, zero = k.lit(2.0**exponent + self.bias, f32), k.cast(zero, f32)
-            if self.has_exact_parameters:
-                yield k.binary("sub", shifted, block.let(k.add(zero, shift), "zero"))
-            else:
-                yield k.binary("sub", k.binary("sub", shifted, shift), zero)
+            yield self.difference(block, fraction, FRACTION_BITS - place, zero)
+
+    def difference(self, block: Block, fraction: Expr, exponent: int, zero: Expr) -> Expr:
+        """level - zero, exact in f32. fraction: the level as bits of the fraction of 2^exponent."""
+        shifted = k.bitcast(k.binary("or", fraction, k.lit(EXPONENT_BIAS + exponent << FRACTION_BITS, u32)), f32)
+        shift, zero = k.lit(2.0**exponent + self.bias, f32), k.cast(zero, f32)
+        if self.has_exact_parameters:
+            return k.binary("sub", shifted, block.let(k.add(zero, shift), "zero"))
+        return k.binary("sub", k.binary("sub", shifted, shift), zero)
 
 
 @dataclass(frozen=True)
@@ -165,7 +180,9 @@ def levels_of(
     parameters = parameter("zeros", zero), parameter("scales", scale)
     # a scale of a wider type, or a zero that is not an integer, is not exact in the dtype of the values
     has_exact_parameters = scale.dtype == w.dtype and not zero.dtype.is_float
-    levels = Levels(params[0][0], step, has_one_scale, bias, *parameters, bits, has_exact_parameters)
+    levels = Levels(
+        params[0][0], step, has_one_scale, bias, *parameters, bits, has_exact_parameters, zero.dtype == q.dtype
+    )
     return PackedLevels(levels, tuple(packs), tuple(params), tuple(unread))
 
 

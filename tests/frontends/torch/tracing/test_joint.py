@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ingot.frontends.torch.tracing.partition import _merge_equal, partition
+from ingot.frontends.torch.tracing.partition.joint import _merge_equal, partition
 from tests.runtime.models import environment
 
 

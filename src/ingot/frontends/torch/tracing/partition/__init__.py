@@ -1,0 +1,1 @@
+"""AOTAutograd's joint graph of a step, and what forward saves for backward."""

@@ -1,0 +1,1 @@
+"""Products with a B of 4- or 8-bit levels, which share their packed words."""
