@@ -34,9 +34,9 @@ def kernels(g: Graph) -> list[str]:
 ])  # fmt: skip
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
 def test_levels_are_widened_for_many_rows(bits, block, depth, columns, kind):
-    g = graph(levels(bits, block), (300,), depth, columns, kind)
+    g = graph(levels(bits, block), (512,), depth, columns, kind)
     assert kernels(g) == ["widened", "product"]
-    x = RNG.normal(size=(300, depth)).astype(kind)
+    x = RNG.normal(size=(512, depth)).astype(kind)
     x[7] = np.nan
     x[8, 3] = np.inf
     got, want = (y[0].astype(np.float64) for y in (run_checked(g, [x], H100), interpret(g, [x])))

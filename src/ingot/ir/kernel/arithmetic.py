@@ -205,10 +205,6 @@ def quad_product(e: k.QuadProduct, *operands: np.ndarray) -> np.ndarray:
     return products[:, i, 2 * j + i % 2].reshape(1, -1)
 
 
-def narrow_levels(e: k.NarrowLevels, words: np.ndarray, zero: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    return ((words >> np.uint32(e.place) & 15).astype(np.float32) - zero) * scale
-
-
 def lane_sums(e: k.LaneSums, *values: np.ndarray) -> np.ndarray:
     return np.array([[value.sum(dtype=np.float32) for value in values]])
 
@@ -233,5 +229,4 @@ OF_LANES: dict[type[k.Expr], Callable[..., np.ndarray]] = {
     k.Dot: dot,
     k.QuadProduct: quad_product,
     k.LaneSums: lane_sums,
-    k.NarrowLevels: narrow_levels,
 }

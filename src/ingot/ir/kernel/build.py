@@ -18,7 +18,6 @@ from ingot.ir.kernel.grammar import (
     Lit,
     Load,
     Lookup,
-    NarrowLevels,
     QuadProduct,
     Ramp,
     Range,
@@ -246,8 +245,3 @@ def lane_sums(values: tuple[Expr, ...]) -> Expr:
     """The sums of several values as a row, and of one as a tile of one element."""
     count = len(values)
     return reduce_axis("add", values[0], 1) if count == 1 else LaneSums(f32, count, values, tile=(1, count))
-
-
-def narrow_levels(words: Expr, zero: Expr, scale: Expr, place: int) -> Expr:
-    words, zero, scale = broadcast(words, zero, scale)
-    return NarrowLevels(scale.dtype, words.lanes, words, zero, scale, place, tile=words.tile)

@@ -10,7 +10,6 @@
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
            | Range | Spread(a) | ReduceAlong(fn, a, axis) | ScanAlong(fn, a, axis) | Transposed(a)
            | TileProduct(a, b, c, tf32) | QuadProduct(words, terms, zero, row) | LaneSums(values)
-           | NarrowLevels(words, zero, scale, place)
            | TileLoad(buffer, row, column)
 
 Statements are ordered; expressions have no effects, and a Load reads memory at the point of its statement. Every
@@ -348,17 +347,6 @@ class QuadProduct(Expr):
     term_dtype: DType
     zero: int
     row: int
-
-
-@dataclass(frozen=True, slots=True)
-class NarrowLevels(Expr):
-    """(level - zero) * scale, rounded once to f16 or bf16, of the levels of 4 bits at bit `place` of each of `words`,
-    u32. zero: an integer in the type of the results, where its sums with 15 and 128, or 1024, are exact."""
-
-    words: Expr
-    zero: Expr
-    scale: Expr
-    place: int
 
 
 @dataclass(frozen=True, slots=True)

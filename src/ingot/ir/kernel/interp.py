@@ -341,7 +341,7 @@ def _step(e: k.Expr) -> Step:
         case k.Fma():
             fused = fma32 if e.dtype.bits <= 32 else fma64
             return _lift(fused if e.dtype.is_float else lambda a, b, c: a * b + c, e)
-        case k.Dot() | k.QuadProduct() | k.LaneSums() | k.NarrowLevels():
+        case k.Dot() | k.QuadProduct() | k.LaneSums():
             return _lift(partial(OF_LANES[type(e)], e), e)
         case k.Select():
             return _select(e)

@@ -182,8 +182,6 @@ class _Texts:
             case k.QuadProduct():
                 words, terms = (", ".join(map(self.of, x)) for x in (e.words, e.terms))
                 return f"quads.{e.term_dtype}([{words}][{e.row}] - {e.zero}, [{terms}])", 9
-            case k.NarrowLevels():
-                return f"levels{e.place}.{e.dtype}({self.of(e.words)}, {self.of(e.zero)}, {self.of(e.scale)})", 9
             case k.LaneSums():
                 return f"lanesums({', '.join(map(self.of, e.values))})", 9
             case k.Ramp():

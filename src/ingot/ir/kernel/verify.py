@@ -246,10 +246,6 @@ class _Checker:
                 self.require(e.dtype in (f32, f64), e.fn, "f32 or f64", e.dtype)
             case k.Dot():
                 self.dot(e)
-            case k.NarrowLevels():
-                self.same_kinds("levels", e, e.zero, e.scale)
-                ok = e.words.dtype == u32 and e.words.tile == e.tile is not None and e.dtype in (f16, bf16)
-                self.require(ok, "levels", "a tile of f16 or bf16 of words", _kind(e.words))
             case k.QuadProduct() | k.LaneSums():
                 self.of_lanes(e)
             case k.Select():
@@ -450,7 +446,6 @@ _OPERANDS: dict[type[k.Expr], Callable[..., tuple[k.Expr, ...]]] = {
     k.Call: lambda e: e.args,
     k.QuadProduct: lambda e: (*e.words, *e.terms),
     k.LaneSums: lambda e: e.values,
-    k.NarrowLevels: lambda e: (e.words, e.zero, e.scale),
     k.Ramp: lambda e: (e.base,),
     k.Lookup: lambda e: (e.index,),
     k.TileLoad: lambda e: (e.row, e.column),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot.ir import kernel as k
-from ingot.ir.types import DType, bf16, f16
+from ingot.ir.types import bf16, f16
 
 _SUMS = '''\
 @triton.jit
@@ -58,46 +58,17 @@ def quad_products_TYPE(a, b, w, x, y, z, ZERO: tl.constexpr):
     is_odd = lane_of(a) // 4 % 2 == 1
     return tl.where(is_odd, d, c), tl.where(is_odd, f, e)
 '''
-_LEVELS = '''\
-@triton.jit
-def narrow_levels_TYPE_PLACE(words, zero, scale):
-    """Two at once: levels are or-ed into the fraction of a power of two, which is subtracted with the zero."""
-    half = (words >> HALF).to(tl.uint16)
-    zero = (zero.to(tl.float32) + FLOAT).to(scale.dtype)
-    return tl.inline_asm_elementwise(
-        """{ .reg .b32 p; shr.b32 p, $1, BIT; lop3.b32 p, p, 0x000F000F, $4, 0xEA;
-        sub.rn.TYPEx2 p, p, $2; mul.rn.TYPEx2 $0, p, $3; }""",
-        "=r,r,r,r,r,r", [half, zero, scale, tl.full((), POWER, tl.uint32)], scale.dtype, is_pure=True, pack=2,
-    )
-'''
-# powers of two whose last bits are ones, and both in 32 bits
-_TYPES = {bf16: ("bf16", "128.0", "0x43004300"), f16: ("f16", "1024.0", "0x64006400")}
-_PLACES = range(0, 32, 4)
+_TYPES = {bf16: ("bf16", "0x43004300"), f16: ("f16", "0x64006400")}  # 128 and 1024, whose last bits are ones
+LANES_PRELUDE = "\n\n".join(
+    [_SUMS, *(_QUADS.replace("TYPE", name).replace("POWER", power) for name, power in _TYPES.values())]
+)
 
 
-def _of(text: str, dtype: DType) -> str:
-    name, number, bits = _TYPES[dtype]
-    return text.replace("TYPE", name).replace("FLOAT", number).replace("POWER", bits)
-
-
-def _at(text: str, place: int) -> str:
-    return text.replace("PLACE", str(place)).replace("HALF", str(place // 16 * 16)).replace("BIT", str(place % 16))
-
-
-LANES_PRELUDE = "\n\n".join([
-    _SUMS, *(_of(_QUADS, d) for d in _TYPES), *(_of(_at(_LEVELS, place), d) for d in _TYPES for place in _PLACES),
-])  # fmt: skip
-
-
-def lanes_text(
-    e: k.QuadProduct | k.LaneSums | k.NarrowLevels, of: Callable[[k.Expr], str], assign: Callable[[str], str]
-) -> str:
+def lanes_text(e: k.QuadProduct | k.LaneSums, of: Callable[[k.Expr], str], assign: Callable[[str], str]) -> str:
     """of: the text of an operand. assign: assigns a text to a variable."""
     if isinstance(e, k.QuadProduct):
-        name = _TYPES[e.term_dtype][0]
+        name, _ = _TYPES[e.term_dtype]
         return f"quad_products_{name}({', '.join(map(of, (*e.words, *e.terms)))}, {e.zero})[{e.row}]"
-    if isinstance(e, k.NarrowLevels):
-        return f"narrow_levels_{_TYPES[e.dtype][0]}_{e.place}({', '.join(map(of, (e.words, e.zero, e.scale)))})"
     sums, bit = [of(v) for v in e.values], 16
     while len(sums) > 1:  # halves of the lanes exchange the sums of each other's values, until a lane has one
         pairs = zip(sums[: len(sums) // 2], sums[len(sums) // 2 :], strict=True)

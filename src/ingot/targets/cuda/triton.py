@@ -324,8 +324,8 @@ class _Text:
                 return f"tl.trans({self.of(e.a)})"
             case k.TileProduct():
                 return self.product(e)
-            case k.QuadProduct() | k.LaneSums() | k.NarrowLevels():
-                return lanes_text(e, self.tensor, self.writer.assign)
+            case k.QuadProduct() | k.LaneSums():
+                return lanes_text(e, self.of, self.writer.assign)
             case k.Either():
                 return self.of(e.b)
             case k.Lookup():

@@ -135,7 +135,6 @@ class _Product:
     packs: tuple[Pack, ...] = ()
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
-    has_narrow_levels: bool = False
     boxes: Boxes | None = None  # None: the tiling copies by addresses
     copy: _Copy | None = None
     tf32: bool = False
@@ -213,7 +212,7 @@ class _Product:
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
             return _Product(
                 group, anchor, a, b, loops, tiling, site, dtypes, packed_levels.packs, packed_levels.arguments(),
-                packed_levels.levels, machine.capability >= 90 and packed_levels.levels.are_exact_in(dtype),
+                packed_levels.levels,
             )  # fmt: skip
         if pack is None and not needs_copy:
             return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes, tf32=tf32)
@@ -361,7 +360,7 @@ class _Product:
         b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
         if self.levels is not None:
-            return self._sums_of_levels(top, self.levels, place, a_rows, work)
+            return self._sums_of_levels(top, self.levels, (columns, column_mask), a_rows, work)
         dtypes = self.dtypes if self.dtypes and self.dtypes[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
         step, blocks = self._blocks(axes, t.depth) if dtypes else (1, None)
@@ -385,11 +384,12 @@ class _Product:
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
-    def _sums_of_levels(self, top: Block, levels: Levels, place: Place, a_rows: Expr, work: WorkItem) -> Expr:
-        """As `_sums`, of levels. a_rows: the offsets of A's rows."""
+    def _sums_of_levels(
+        self, top: Block, levels: Levels, columns: tuple[Sequence[Expr], Expr | None], a_rows: Expr, work: WorkItem
+    ) -> Expr:
+        """As `_sums`, of levels. columns: their index and mask. a_rows: the offsets of A's rows."""
         t = self.tiling
-        columns = tile_index(top, place.column, t.columns, tuple(x.extent for x in self.loops.cols), 0)
-        tile = TileOfLevels(levels, self.loops, t.depth, *columns, self.has_narrow_levels)
+        tile = TileOfLevels(levels, self.loops, t.depth, *columns)
         dtype = (self.dtypes or (self.anchor.inputs[0].dtype,))[0]
         acc = self._zeros(top, (t.rows, t.columns))
         begin, end = work.k_range(top, t.parts, product(x.extent for x in self.loops.reduce), t.depth)
@@ -406,8 +406,8 @@ class _Product:
                 block.store(x, ZERO, following[i])
             for part, w in enumerate(tile.weights(block, k_index, parameters, dtype)):
                 x = k.cast(tile.terms(block, self.a.buffer, a_rows, k_index, part), dtype)
-                x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (t.columns, tile.size))
-                block.store(acc, ZERO, k.tile_product(x, k.transposed(w), k.load(acc, ZERO)))
+                x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (tile.size, t.columns))
+                block.store(acc, ZERO, k.tile_product(x, w, k.load(acc, ZERO)))
 
         top.loop("k", begin, end, t.depth, k_step, multiple=t.depth)
         return k.load(acc, ZERO)

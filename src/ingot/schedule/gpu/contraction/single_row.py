@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingot.ir import kernel as k
-from ingot.ir.dims import DimLike, ceildiv, product
+from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit, ReleaseConsumers
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
@@ -43,7 +43,7 @@ from ingot.schedule.gpu.blocks import (
 )
 from ingot.schedule.gpu.contraction.levels.packed import Levels, levels_of
 from ingot.schedule.gpu.contraction.levels.row import Read, RowOfLevels
-from ingot.schedule.gpu.contraction.levels.row_of_quads import RowOfQuads, multiplies_quads
+from ingot.schedule.gpu.contraction.levels.row_of_quads import RowOfQuads, fills_lanes, has_quads
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops, reduction_offsets
 from ingot.schedule.gpu.contraction.sums import ResultTile, SplitSums, WorkItem
 from ingot.schedule.gpu.contraction.tiling import ProductShape
@@ -146,7 +146,7 @@ class _SingleRow:
     site: Site
     packs: tuple[Pack, ...]
     packed: tuple[tuple[Buffer, Arg], ...]
-    machine: Machine
+    by_quads: bool
 
     @staticmethod
     def of(
@@ -176,11 +176,15 @@ class _SingleRow:
         is_k_contiguous = weights[0].has_contiguous_terms
         levels = weights[0].levels
         block, packed_halves = (levels.step, 16 // levels.bits) if levels else (1, 1)
-        shape = ProductShape(1, n, depth, batch, x.dtype, is_k_contiguous, 0, block, packed_halves, len(weights))
+        columns = estimate(n) * len(weights)
+        by_quads = all(b.levels is not None and has_quads(b.levels, x.dtype, columns, machine) for b in weights)
+        shape = ProductShape(
+            1, n, depth, batch, x.dtype, is_k_contiguous, 0, block, packed_halves, len(weights), by_quads=by_quads
+        )
         site = product_site(body, anchors, loops, shape, machine, packed=weights[0].is_constant)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
-        return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed, machine)
+        return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed, by_quads)
 
     def lower(self) -> Lowered:
         t, loops = self.tiling, self.loops
@@ -211,8 +215,8 @@ class _SingleRow:
         of_levels = tuple((b.levels, b.loops) for b in self.bs if b.levels is not None)
         if of_levels:
             dtype = self.anchors[0].inputs[0].dtype
-            in_quads = all(multiplies_quads(levels, dtype, t, self.machine) for levels, _ in of_levels)
-            row = RowOfQuads(of_levels, t, dtype) if in_quads else RowOfLevels(of_levels, t)
+            by_quads = self.by_quads and fills_lanes(t)
+            row = RowOfQuads(of_levels, t, dtype) if by_quads else RowOfLevels(of_levels, t)
             return row.sums(top, first_column, (begin, end), lambda: self._row_reader(top))
         weight_tile = _WeightTile.of(top, self, batch, first_column)
         tile = t.columns, t.depth

@@ -31,6 +31,7 @@ TF32_RATE_RATIO = 0.5  # of products of f32 cut to TF32 to those of 16 bits
 ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
 ROW_STEP_ELEMENTS = 4096  # elements of all B operands per k-step for a single row, if B's columns are contiguous
 ROW_LEVELS = 1 << 15  # of all B operands per k-step for a single row
+MAX_QUAD_COLUMNS = 8  # of a program that multiplies a row by quads: with 16, fewer programs run at once
 MIN_ROW_LEVELS_STEP, MAX_ROW_LEVELS_STEP = 1024, 8192  # terms of such a k-step, the only one if there are no more
 MAX_PADDING = 1.2  # terms of all k-steps beside those that there are
 MIN_ROWS_FOR_BOXES = 512  # below, setting up a box copy costs more than it saves
@@ -97,6 +98,7 @@ class ProductShape:
     the bulk copy engine. is_a_transposed: A's columns are contiguous. costly_ops: ops of the epilogue that take many
     instructions. epilogue_bytes: that the epilogue reads and writes for an element. tf32: operands of f32 are cut to
     TF32. has_strided_terms: no terms of A, or of B, are contiguous.
+    by_quads: a row is multiplied by quads (`levels/row_of_quads.py`).
     """
 
     rows: DimLike
@@ -115,6 +117,7 @@ class ProductShape:
     epilogue_bytes: int = 2
     tf32: bool = False
     has_strided_terms: bool = False
+    by_quads: bool = False
 
     @property
     def has_tensor_cores(self) -> bool:
@@ -126,7 +129,6 @@ class ProductShape:
         """Multiply-adds in the time of one of 16 bits, of those that tensor cores do."""
         return TF32_RATE_RATIO if self.tf32 else 1.0
 
-    @property
     def is_single_row(self) -> bool:
         """Whether a single row is multiplied."""
         return self.rows == 1 and self.dtype.is_float
@@ -232,6 +234,7 @@ class ProductShape:
             longest //= 2
         longest = max(longest, self.block)
         width = 1 << max(1, 2 * n * count * self.products // (3 * machine.processors)).bit_length() - 1
+        width = min(width // 2, MAX_QUAD_COLUMNS) if self.by_quads else width
         for step, scale in ((longest, 1), (longest, 2), (longest // 2, 1), (longest // 2, 2)):
             if step % self.block:
                 continue

@@ -51,7 +51,7 @@ class Levels:
 
     step: terms of a block. has_one_scale: all terms of a block share one zero and scale per column. bias: what packing
     added to the levels. bits: of a level. has_exact_parameters: zeros are integers, and scales have the type of the
-    values. has_zeros_of_levels: zeros have the type of the levels.
+    values.
     """
 
     buffer: Buffer
@@ -62,7 +62,6 @@ class Levels:
     scale: Parameter
     bits: int
     has_exact_parameters: bool
-    has_zeros_of_levels: bool
 
     @property
     def parameters(self) -> tuple[Parameter, Parameter]:
@@ -74,11 +73,6 @@ class Levels:
         return tuple(
             dict.fromkeys(b for b in (self.buffer, *(p.source for p in self.parameters)) if isinstance(b, Buffer))
         )
-
-    def are_exact_in(self, dtype: DType) -> bool:
-        """Whether `dtype` has 16 bits, and the differences of levels and zeros and the scales."""
-        has_narrow_levels = self.bits == 4 and self.has_zeros_of_levels
-        return has_narrow_levels and dtype.is_float and dtype.bits == 16 and self.has_exact_parameters
 
     @property
     def parts(self) -> int:
@@ -180,9 +174,7 @@ def levels_of(
     parameters = parameter("zeros", zero), parameter("scales", scale)
     # a scale of a wider type, or a zero that is not an integer, is not exact in the dtype of the values
     has_exact_parameters = scale.dtype == w.dtype and not zero.dtype.is_float
-    levels = Levels(
-        params[0][0], step, has_one_scale, bias, *parameters, bits, has_exact_parameters, zero.dtype == q.dtype
-    )
+    levels = Levels(params[0][0], step, has_one_scale, bias, *parameters, bits, has_exact_parameters)
     return PackedLevels(levels, tuple(packs), tuple(params), tuple(unread))
 
 

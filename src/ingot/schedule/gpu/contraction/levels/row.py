@@ -37,8 +37,6 @@ class RowOfLevels:
     bs: tuple[tuple[Levels, Loops], ...]
     tiling: Tiling
     loads: ClassVar[int] = 1  # of words of a column
-    columns_at_once: ClassVar[int] = 1
-    columns_in_flight: ClassVar[int | None] = None  # loaded before the first is multiplied; None: all
 
     @property
     def step(self) -> int:
@@ -70,8 +68,7 @@ class RowOfLevels:
         pairs = [(b, c) for b in range(len(self.bs)) for c in columns]
         totals = [top.alloc("total", f32, 1, lanes=zero.lanes, tile=tile) for _ in pairs]
         begin, end = k_range
-        held = pairs[: self.columns_in_flight]
-        prefetched = [self._prefetch_registers(top, b, column, begin) for b, column in held]
+        prefetched = [self._prefetch_registers(top, b, column, begin) for b, column in pairs]
         for total in totals:
             top.store(total, ZERO, zero)
         top.stmts.append(AwaitProducers())
@@ -79,31 +76,24 @@ class RowOfLevels:
 
         def step(block: Block, k_index: Expr) -> None:
             words, parameters = list[list[Expr]](), list[list[list[Expr]]]()
-
-            def put(loaded: list[Expr], b: int, column: Column) -> None:
+            for registers, (b, column) in zip(prefetched, pairs, strict=True):
+                loaded = [block.let(k.load(x, ZERO), "q") for x in registers]
                 words.append(loaded[: self.loads])
-                known = loaded[self.loads :]
-                parameters.append([known] if known else self._parameters(block, b, column, k_index))
-
-            for registers, pair in zip(prefetched, held, strict=True):
-                put([block.let(k.load(x, ZERO), "q") for x in registers], *pair)
+                ahead = loaded[self.loads :]
+                parameters.append([ahead] if ahead else self._parameters(block, b, column, k_index))
             next_k = block.let(k.add(k_index, integer(self.tiling.depth)), "n")
             if not (isinstance(next_k, Lit) and isinstance(end, Lit) and next_k.value >= end.value):
 
                 def fetch(block: Block) -> None:
-                    for registers, (b, column) in zip(prefetched, held, strict=True):
+                    for registers, (b, column) in zip(prefetched, pairs, strict=True):
                         for register, value in zip(registers, self._prefetched(block, b, column, next_k), strict=True):
                             block.store(register, ZERO, value)
 
                 block.when(k.binary("lt", next_k, end), fetch)
-            terms = self._terms(block, k_index, read)
+            terms, size = self._terms(block, k_index, read), len(columns)
             for b, (levels, _) in enumerate(self.bs):
-                stop = (b + 1) * len(columns)
-                for first in range(b * len(columns), stop, self.columns_at_once):
-                    own = slice(first, min(first + self.columns_at_once, stop))
-                    for pair in pairs[len(words) : own.stop + len(held)]:
-                        put(self._prefetched(block, *pair, k_index), *pair)
-                    self._add(block, levels, totals[own], words[own], terms, parameters[own])
+                own = slice(b * size, (b + 1) * size)
+                self._add(block, levels, totals[own], words[own], terms, parameters[own])
 
         top.loop("k", begin, end, self.tiling.depth, step, multiple=self.tiling.depth)
         size = len(columns)
@@ -186,7 +176,7 @@ class RowOfLevels:
         self, block: Block, levels: Levels, totals: Sequence[Buffer], words: Sequence[Sequence[Expr]],
         terms: Sequence[Expr], parameters: Sequence[Sequence[Sequence[Expr]]],
     ) -> None:  # fmt: skip
-        """Add the products of one B's columns, `columns_at_once`, in a k-step to their totals."""
+        """Add the products of one B's columns in a k-step to their totals."""
         for total, (word,), own in zip(totals, words, parameters, strict=True):
             self._add_column(block, levels, total, word, terms, own)
 

@@ -31,15 +31,20 @@ LANES, QUAD, GROUPS = 32, 4, 4  # of a warp; lanes of a quad; groups of a warp's
 QUAD_TERMS = 32
 PAIRS = 4  # of a word's levels
 MAX_ZERO = 120  # exact in bf16 with what is added to a level
+MAX_COLUMNS = 128  # of a multiprocessor: with four times as many, sums of products in f32 took less time
 
 
-def multiplies_quads(levels: Levels, dtype: DType, tiling: Tiling, machine: Machine) -> bool:
-    """Whether `RowOfQuads` multiplies a row of `dtype`."""
+def has_quads(levels: Levels, dtype: DType, columns: int, machine: Machine) -> bool:
+    """Whether a row of `dtype` is multiplied by quads. columns: of all products of a kernel."""
     zero = levels.zero.source
     is_exact = isinstance(zero, Lit) and zero.value in range(MAX_ZERO) and dtype.is_float and dtype.bits == 16
-    has_quads = levels.bits == 4 and levels.has_one_scale and levels.step % QUAD_TERMS == 0
-    fills_lanes = tiling.depth == tiling.warps * LANES * GROUPS * QUAD_TERMS // QUAD
-    return machine.capability >= 90 and is_exact and has_quads and fills_lanes
+    is_of_blocks = levels.bits == 4 and levels.has_one_scale and levels.step % QUAD_TERMS == 0
+    return machine.capability >= 90 and is_exact and is_of_blocks and columns <= MAX_COLUMNS * machine.processors
+
+
+def fills_lanes(tiling: Tiling) -> bool:
+    """Whether the lanes of a program have four words each of a column's k-step."""
+    return tiling.depth == tiling.warps * LANES * GROUPS * QUAD_TERMS // QUAD
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,6 @@ class RowOfQuads(RowOfLevels):
 
     dtype: DType = f32
     loads: ClassVar[int] = GROUPS
-    columns_at_once: ClassVar[int] = 2
-    columns_in_flight: ClassVar[int | None] = 8
 
     @property
     def _lanes(self) -> int:
@@ -124,21 +127,25 @@ class RowOfQuads(RowOfLevels):
     ) -> None:  # fmt: skip
         assert isinstance(levels.zero.source, Lit)
         zero, own = int(levels.zero.source.value) + levels.bias, block.let(self._own_group(), "group")
-        for column, ((_, scale),) in enumerate(parameters):
-            results = [
-                k.quad_product(
-                    (words[0][g], words[-1][g]), tuple(terms[g * PAIRS : (g + 1) * PAIRS]), self.dtype, zero, column
-                )
-                for g in range(GROUPS)
-            ]
-            value = results[-1]
-            for group in range(GROUPS - 1):
-                value = k.select(k.binary("eq", own, integer(group)), results[group], value)
-            total = k.fma(*k.broadcast(value, k.cast(scale, f32), k.load(totals[column], ZERO)))
-            block.store(totals[column], ZERO, total)
+        for first in range(0, len(totals), 2):
+            columns = range(first, min(first + 2, len(totals)))
+            for column in columns:
+                results = [
+                    k.quad_product(
+                        (words[first][g], words[columns[-1]][g]), tuple(terms[g * PAIRS : (g + 1) * PAIRS]), self.dtype,
+                        zero, column - first,
+                    )
+                    for g in range(GROUPS)
+                ]  # fmt: skip
+                value = results[-1]
+                for group in range(GROUPS - 1):
+                    value = k.select(k.binary("eq", own, integer(group)), results[group], value)
+                ((_, scale),) = parameters[column]
+                total = k.fma(*k.broadcast(value, k.cast(scale, f32), k.load(totals[column], ZERO)))
+                block.store(totals[column], ZERO, total)
 
     def _row_of_sums(self, top: Block, totals: Sequence[Buffer]) -> Expr:
         return top.let(k.lane_sums(tuple(k.load(total, ZERO) for total in totals)), "sums")
 
 
-__all__ = ["RowOfQuads", "multiplies_quads"]
+__all__ = ["RowOfQuads", "fills_lanes", "has_quads"]

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from math import prod
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel import Buffer, Expr, Lit
-from ingot.ir.types import DType, f32, static_shape, u32
+from ingot.ir.kernel import Buffer, Expr
+from ingot.ir.types import DType, f32, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
@@ -28,14 +28,13 @@ from ingot.support.dataclass import dataclass
 @dataclass(frozen=True)
 class TileOfLevels:
     """loops: with A's strides. depth: of a k-step. columns, in_bounds: the index of the tile's columns, and their
-    mask. is_narrow: levels are dequantized in the type of the tile (`Levels.are_exact_in`), two at once."""
+    mask."""
 
     levels: Levels
     loops: Loops
     depth: int
     columns: Sequence[Expr]
     in_bounds: Expr | None
-    is_narrow: bool
 
     @property
     def size(self) -> int:
@@ -49,21 +48,13 @@ class TileOfLevels:
     def weights(self, block: Block, at: Expr, parameters: Sequence[Expr], dtype: DType) -> list[Expr]:
         """B's tile of each part of the k-step at `at`, rounded once to `dtype`. parameters: those of the k-step."""
         levels = self.levels
-        word = k.add(k.binary("div", at, integer(levels.parts)), k.lane_indices(self.size, 1))
+        word = k.add(k.binary("div", at, integer(levels.parts)), k.lane_indices(self.size, 0))
         row_words = levels.row_words(prod(self._extents))
         live = None if row_words % self.size == 0 else block.let(k.binary("lt", word, integer(row_words)), "inside")
         extents = static_shape(tuple(x.extent for x in self.loops.cols))
         column = offset_of(self.columns, [prod(extents[i + 1 :]) * row_words for i in range(len(extents))])
         place = block.let(ix.add(word, column), "place")
         words = read_at(block, levels.buffer, place, all_of(live, self.in_bounds))
-        zero, scale = parameters[:2]
-        if self.is_narrow and len(parameters) == 2:
-            if isinstance(zero, Lit):
-                zero = k.lit(float(zero.value) + levels.bias, dtype)
-            else:
-                zero = block.let(k.cast(k.add(k.cast(zero, f32), k.lit(float(levels.bias), f32)), dtype), "zero")
-            places = range(0, u32.bits, levels.bits)
-            return [block.let(k.narrow_levels(words, zero, scale, place), "w") for place in places]
         count = levels.parts * 2 // len(parameters)
         zeros, scales = ([*parameters[i::2]] * count for i in range(2))
         tiles = zip(levels.differences(block, words, zeros), scales, strict=True)
@@ -73,7 +64,7 @@ class TileOfLevels:
         """The zeros and scales of a k-step or, if a block has several, of each of its parts: a zero, a scale, ..."""
         found: list[Expr] = []
         for part in range(1 if self.levels.has_one_scale else self.levels.parts):
-            term, live = self._term(block, at, part)
+            term, live = self._term(block, at, part, 0)
             index = [block.let(e, "i") for e in ix.delinearize(term, self._extents, {})]
             found += [self._parameter(block, p, index, live) for p in self.levels.parameters]
         return found
@@ -81,14 +72,14 @@ class TileOfLevels:
     def terms(self, block: Block, a: Buffer, rows: Expr, at: Expr, part: int) -> Expr:
         """A's tile of a part. rows: the offsets of its rows."""
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.a) for x in self.loops.reduce))
-        term, inside = self._term(block, at, part)
+        term, inside = self._term(block, at, part, 1)
         live = None if prod(self._extents) % self.depth == 0 else inside
         index = ix.delinearize(term, tuple(x.extent for x in axes), {})
         return read_at(block, a, ix.add(rows, offset_of(index, [x.a for x in axes])), live)
 
-    def _term(self, block: Block, at: Expr, part: int) -> tuple[Expr, Expr]:
+    def _term(self, block: Block, at: Expr, part: int, axis: int) -> tuple[Expr, Expr]:
         """The numbers of the terms of a part, and the mask of those in bounds, as none is behind the last k-step."""
-        words, lane = self.levels.words, k.lane_indices(self.size, 1)
+        words, lane = self.levels.words, k.lane_indices(self.size, axis)
         if self.size > words:
             blocks, place = k.binary("div", lane, integer(words)), k.binary("rem", lane, integer(words))
             lane = k.add(k.mul(blocks, integer(self.levels.step)), place)

@@ -31,7 +31,7 @@ from ingot.schedule.gpu.contraction.levels.packed import FRACTION_BITS, Levels, 
 from ingot.schedule.index import integer
 from ingot.schedule.lowered import Arg, Step
 
-MIN_ROWS = 256  # of A: with fewer, tiles of levels take less time than the copy and its product
+MIN_ROWS = 512  # of A: with fewer, tiles of levels take less time than the copy and its product
 TILE_ELEMENTS, MAX_TILE_TERMS, WARPS = 4096, 512, 8
 
 
