@@ -16,7 +16,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64
 from ingot.ir.verify import verify
-from ingot.ops import sampling
+from ingot.ops import random, sampling
 from ingot.ops.nn.terms import Term
 
 N = 20_000
@@ -225,3 +225,44 @@ def test_branches_draw_different_numbers() -> None:
     verify(graph)
     a, b = (interpret(graph, (np.asarray(i), np.asarray([0, 0])))[1] for i in (0, 1))
     assert (a != b).all()
+
+
+def test_philox_pairs_are_those_of_the_paper() -> None:
+    """The known answers that the authors publish (kat_vectors), for 7 rounds."""
+    answers = {0x00000000: (0x257A3673, 0xCD26BE2A), 0xFFFFFFFF: (0xAB302C4D, 0x3DC9D239)}
+    for word, want in answers.items():
+        x = np.asarray([word], np.uint32)
+        assert tuple(int(v[0]) for v in random.philox_pair(x, (x, x))) == want
+
+
+@pytest.mark.parametrize("rate", [1e-4, 0.1, 0.5, 0.9])
+def test_dropout_of_scores_keeps_the_share_and_is_uncorrelated(rate: float) -> None:
+    head, row, column = (np.arange(n, dtype=np.uint32).reshape(-1, *(1,) * i) for n, i in ((6, 2), (300, 1), (500, 0)))
+    keys = random.score_keys(np.asarray([1 << 33 | 5]), head)
+    kept = random.kept_scores(keys, random.without_bit_3(row), random.without_bit_3(column), rate)
+    assert kept.shape == (6, 300, 500)
+    deviation = np.sqrt(rate * (1 - rate))
+    centred = (kept - (1 - rate)) / deviation
+    for axes in ((0, 1, 2), (1, 2), (0, 2), (0, 1)):  # of all, of heads, rows and columns
+        sums = centred.mean(axes) * np.sqrt(np.prod([kept.shape[a] for a in axes]))
+        assert np.abs(sums).max() < 5.5
+    for h, r, c in (
+        (1, 0, 0),
+        (0, 1, 0),
+        (0, 0, 1),
+        (0, 8, 0),
+        (0, 0, 8),
+        (0, 8, 8),
+        (0, 16, 0),
+        (0, 0, 16),
+        (1, 8, 8),
+    ):
+        product = centred[h:, r:, c:] * centred[: 6 - h, : 300 - r, : 500 - c]
+        assert abs(product.mean()) * np.sqrt(product.size) < 5
+
+
+def test_dropout_of_scores_never_or_always() -> None:
+    word = np.arange(64, dtype=np.uint32)
+    for rate, share in ((1.0, 0.0), (0.0, 1.0)):
+        kept = random.kept_scores((word[:1], word[:1]), random.without_bit_3(word), random.without_bit_3(word), rate)
+        assert kept.mean() == share

@@ -150,7 +150,7 @@ from ingot.ops.nn.activation import (
 from ingot.ops.nn.adaptive_pool import AdaptiveAvgPool, AdaptiveMaxPool
 from ingot.ops.nn.attention import Attention, AttentionWithSums
 from ingot.ops.nn.conv import Conv, ConvTranspose
-from ingot.ops.nn.gradients.attention import AttentionGradients
+from ingot.ops.nn.gradients.attention import AttentionGradients, AttentionMaskGradient
 from ingot.ops.nn.gradients.custom import Cotangent, CustomGradient, straight_through
 from ingot.ops.nn.gradients.kernel import KernelGradient
 from ingot.ops.nn.gradients.stop import StopGradient, UnknownGradient

@@ -6,7 +6,8 @@ target, and a key is all that is needed to repeat it. A model's key is derived f
     random_key(draw)  ->  the key of this call, loop iteration and draw      (`with_random_state`)
     random_bits(key)  ->  two words for each element, by its position
 
-`ingot.ops.sampling` builds distributions from the bits.
+`ingot.ops.sampling` builds distributions from the bits. The dropout of attention has bits of its own, from Philox 2x32
+of 7 rounds (the same paper): kernels compute them next to each score.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import numpy as np
 
 from ingot.ir.dims import product
 from ingot.ir.node import Graph, Input, Node, Op, Samples, const, rebuild
-from ingot.ir.types import Shape, TensorType, i64, static_shape, u32, u64
+from ingot.ir.types import DType, Shape, TensorType, i64, static_shape, u32, u64
 from ingot.ops import build as b
 from ingot.ops.core.base import check_count
 from ingot.ops.core.control import Control
 from ingot.ops.nn.terms import Term, as_term, iota, where
 from ingot.support.dataclass import dataclass
 
-Word = TypeVar("Word", Term, np.ndarray)
+Word = TypeVar("Word")  # a Term, an array, or another value with their operators
 
 KEY = TensorType(u32, (2,))
 STATE = TensorType(i64, (2,))
@@ -36,6 +37,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
 _PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_KEYS = (0x9E3779B9, 0xBB67AE85)  # what a round adds to the key
+_PAIR_FACTOR, _PAIR_ROUNDS = 0xD256D193, 7  # of Philox 2x32
 # the second word of counters that derive keys; positions of elements are always smaller
 _KEY_WORD = 0xFFFFFFFF
 _NEXT_ITERATION = 0xFFFFFFFF  # the draw number that derives the key of a loop's next iteration
@@ -43,7 +45,8 @@ _NEXT_ITERATION = 0xFFFFFFFF  # the draw number that derives the key of a loop's
 
 def threefry(key: tuple[Word, Word], count: tuple[Word, Word]) -> tuple[Word, Word]:
     """The Threefry 2x32 block of counter `count` under `key`; each is two u32 words, of shapes that broadcast."""
-    keys: tuple[Any, ...] = (*key, key[0] ^ key[1] ^ _PARITY)  # Any: numpy's stubs lose the operand type
+    keys: list[Any] = list(key)  # Any: numpy's stubs lose the operand type
+    keys.append(keys[0] ^ keys[1] ^ _PARITY)
     x, y = count[0] + keys[0], count[1] + keys[1]
     for round_group in range(5):
         for rotation in _ROTATIONS[round_group % 2]:
@@ -56,9 +59,11 @@ def threefry(key: tuple[Word, Word], count: tuple[Word, Word]) -> tuple[Word, Wo
 
 def words(x: Word) -> tuple[Word, Word]:
     """The low and the high word of 64-bit integers."""
-    if isinstance(x, Term):
-        return x.cast(u32), (x >> 32).cast(u32)
-    return x.astype(np.uint32), (x >> 32).astype(np.uint32)
+    return _convert(x, u32), _convert(cast(Any, x) >> 32, u32)
+
+
+def _convert(x: Any, dtype: DType) -> Any:
+    return x.astype(dtype.numpy) if isinstance(x, np.ndarray) else x.cast(dtype)
 
 
 def philox(key: tuple[Node, Node], count: Sequence[Node]) -> tuple[Node, ...]:
@@ -83,6 +88,39 @@ def philox_blocks(key: Node, low: Node, high: Node, places: Node) -> Node:
     count = (v.node for part in (at, high_words) for v in words(Term(part)))
     first, second = (b.broadcast_to(v.node, at.shape) for v in words(Term(key)))
     return b.stack(philox((first, second), tuple(count)), 1)
+
+
+def philox_pair(key: Word, count: tuple[Word, Word]) -> tuple[Word, Word]:
+    """The Philox 2x32 block of counter `count` under `key`; each is a u32 word, of shapes that broadcast."""
+    (x, y), round_key = count, cast(Any, key)  # Any: numpy's stubs lose the operand type
+    for i in range(_PAIR_ROUNDS):
+        low, high = words(_convert(x, u64) * _PAIR_FACTOR)
+        x, y = high ^ (round_key + i * _PHILOX_KEYS[0] % (1 << 32)) ^ y, low
+    return x, y
+
+
+def score_keys(seed: Word, head: Word) -> tuple[Word, Word]:
+    """The keys of a head's scores under the 64 bits of a seed. head: its number among those of all samples, u32."""
+    low, high = words(seed)
+    return philox_pair(low, (head, high))
+
+
+def kept_scores(keys: tuple[Any, Any], row: tuple[Any, Any], column: tuple[Any, Any], rate: float) -> Any:
+    """The scores of a head that a dropout of `rate` keeps. row, column: their positions, by `without_bit_3`.
+
+    A block has 16 bits for each of four scores, whose rows and columns differ in bit 3 alone: the same thread has them
+    in a tile of products, and in its transpose.
+    """
+    (row_pair, is_lower), (column_pair, is_right) = row, column
+    x, y = philox_pair(keys[0], (column_pair, row_pair ^ keys[1]))
+    word = x + (y - x) * is_lower
+    # the bits shifted to the top, for one comparison
+    return word * (is_right * 0xFFFF + 1) < min(round((1 - rate) * (1 << 16)), (1 << 16) - 1) << 16
+
+
+def without_bit_3(position: Any) -> tuple[Any, Any]:
+    """A position, in u32, without bit 3; bit 3."""
+    return position >> 4 << 3 | position & 7, position >> 3 & 1
 
 
 def counted_key(seed: Node, count: Node) -> Node:

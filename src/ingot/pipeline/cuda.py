@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
+from ingot.ir.dims import is_static
 from ingot.ir.kernel import Kernel
 from ingot.ir.node import Node, Op
 from ingot.ir.types import bf16, f16, f32, f64, i8
@@ -16,6 +17,7 @@ from ingot.ops import (
     RNN,
     Attention,
     AttentionGradients,
+    AttentionMaskGradient,
     AttentionWithSums,
     Dequantize,
     DequantizeBlocks,
@@ -47,7 +49,7 @@ DEFAULT_ARCH = "sm_90a"
 MAX_SLICE_ELEMENTS = (
     1 << 17
 )  # of a group of channels: larger ones keep the GPU busy one channel at a time, which reads faster
-_ATTENTION = Attention, AttentionWithSums, AttentionGradients
+_ATTENTION = Attention, AttentionWithSums, AttentionGradients, AttentionMaskGradient
 _NODES_PER_KERNEL = 16  # roughly; nodes of a MODEL graph
 
 
@@ -60,6 +62,8 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
         return has_persistent_kernel(node, machine)
     if isinstance(node.op, AttentionGradients) and not node.op.has_sums(node.inputs):
         return False
+    if isinstance(node.op, AttentionMaskGradient) and not _has_all_scores(node):
+        return False
     if not isinstance(node.op, (*_ATTENTION, PagedAttention)):
         return True
     has_static_heads = all(isinstance(x.shape[3], int) for x in node.inputs[:3])
@@ -69,6 +73,13 @@ def _has_kernel(node: Node, machine: Machine) -> bool:
     if isinstance(node.op, Attention) and node.op.indexed:
         return False
     return has_static_heads and is_of_one_type and 16 <= node.inputs[0].dtype.bits <= 32
+
+
+def _has_all_scores(node: Node) -> bool:
+    """Whether a mask has all queries and keys, of static sizes, and there are scores."""
+    q, key = node.inputs[:2]
+    is_full = is_static((*q.shape, *key.shape)) and node.shape[-2:] == (q.shape[2], key.shape[2])
+    return is_full and 0 not in (*q.shape, *key.shape)
 
 
 # rows of a matrix or images of a pool are not recomputed per program, as many programs would share them, except for a

@@ -97,6 +97,25 @@ def test_central_differences(op: Op, arrays: tuple[np.ndarray, ...]) -> None:
         assert float((g * direction).sum()) == pytest.approx(want, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_attention_with_dropout(key_heads: int) -> None:
+    """Without a gradient of the sums, those of the lowering's products, with the same mask."""
+    rng = np.random.default_rng(0)
+    shapes = (2, 4, 19, 8), (2, key_heads, 23, 8), (2, key_heads, 23, 6), (4, 19, 23), (2, 4, 19, 6)
+    arrays = [*(rng.standard_normal(s) for s in shapes), np.asarray(7 << 40)]
+    q, k, v, bias, g, seed = inputs = tuple(
+        Input(f"x{i}", TensorType(dtype_of(a), a.shape))() for i, a in enumerate(arrays)
+    )
+    op = ops.AttentionWithSums("upper_left", 0.4, dropout=0.3)
+    by = [q, k, v, bias]
+    got, want = (
+        interpret(lower_model_ops(Graph(inputs, tuple(gradients(ops.reduce_sum(ops.mul(y, g)), by)))), arrays)
+        for y in (op(q, k, v, bias, seed).results[0], op.lower(q, k, v, bias, seed)[0])
+    )
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
 def test_rectified_at_zero_as_in_torch() -> None:
     torch = pytest.importorskip("torch")
     value = np.asarray([-1.0, -0.0, 0.0, 2.0, np.nan, np.inf])

@@ -108,29 +108,36 @@ def test_gradients_of_attention(op: Callable[..., Any], causal: bool) -> None:
 @pytest.mark.parametrize("op", [flash, cudnn, efficient])
 def test_dropout_drops_the_same_in_the_gradients(op: Callable[..., Any]) -> None:
     """Where the values are an identity the result is the weights with what was dropped."""
-    q, k, v, g = heads(1, 1, 6, 4), heads(1, 1, 6, 4) + 1, torch.eye(6)[None, None], heads(1, 1, 6, 6)
+    q, k, v, g = heads(1, 1, 6, 6), heads(1, 1, 6, 6) + 1, torch.eye(6)[None, None], heads(1, 1, 6, 6) * 2
     shapes = [tuple(t.shape) for t in (q, k, v, g)]
     result, *got = computed(traced(lambda *a: op(*a, 0.4, False), *shapes), q, k, v, g)
     expected = (result != 0) / 0.6
     assert 0 < (expected == 0).sum() < 36
     leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-    want = (torch.softmax(leaves[0] @ leaves[1].mT / 2, -1) * expected) @ leaves[2]
+    want = (torch.softmax(leaves[0] @ leaves[1].mT / 6**0.5, -1) * expected) @ leaves[2]
     for a, b in zip([result, *got], [want, *torch.autograd.grad(want, leaves, g)], strict=True):
         close(a, b.detach(), 1e-5)
 
 
-def test_the_gradient_of_a_bias() -> None:
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_the_gradient_of_a_bias(p: float) -> None:
     def gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, g: Tensor) -> Any:
-        result, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)
+        result, lse, seed, offset = _aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, p)
         backward = _aten._scaled_dot_product_efficient_attention_backward
-        return result, backward(g, q, k, v, bias, result, lse, seed, offset, 0.0, [True] * 4)[3]
+        gradient = backward(g, q, k, v, bias, result, lse, seed, offset, p, [True] * 4)[3]
+        return (result, gradient, seed) if p else (result, gradient)
 
     q, k, v, g = heads(2, 3, 5, 8), heads(2, 3, 6, 8), heads(2, 3, 6, 8) * 2, heads(2, 3, 5, 8) + 1
     bias = heads(1, 3, 5, 6).requires_grad_()
     shapes = [tuple(t.shape) for t in (q, k, v, bias, g)]
     # torch takes a bias that is spread out to all heads
     got = computed(traced(gradients, *shapes), q, k, v, bias.detach(), g)
-    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias)
+    kept: Tensor | float = 1.0
+    if p:
+        op = ops.AttentionWithSums(scale=0.0, dropout=p)
+        share = op.dropped_array(np.ones((2, 3, 5, 6)), [q.numpy(), k.numpy(), v.numpy(), got[2].numpy()])
+        kept = torch.from_numpy(share.astype(np.float32))
+    want = (torch.softmax(q @ k.mT / 8**0.5 + bias, -1) * kept) @ v
     close(got[0], want.detach(), 1e-5)
     close(got[1], torch.autograd.grad(want, [bias], g)[0], 1e-5)
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from ingot.frontends.torch.model import ImportedModel
 from ingot.frontends.torch.tracing import writes
@@ -157,6 +158,27 @@ def test_gradients_are_those_of_eager(name: str) -> None:
     if name != "resnet":
         kinds = [g.kind for g in groups]
         assert kinds.count("attention_with_sums") == kinds.count("attention_gradients") == 1
+
+
+def test_checkpointed_attention_draws_the_same_mask_again() -> None:
+    """Where values are an identity the result shows what was dropped; another call drops something else."""
+    torch.manual_seed(0)
+    q, k = torch.randn(1, 2, 8, 8, requires_grad=True), torch.randn(1, 2, 8, 8)
+    v = torch.eye(8).expand(1, 2, 8, 8).contiguous()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.5, False)[0].sin()
+
+    torch._dynamo.reset()
+    run = torch.compile(lambda *x: checkpoint(attend, *x, use_reentrant=False), backend=ingot_backend, fullgraph=True)
+    masks = []
+    for _ in range(2):
+        y = run(q, k, v)
+        masks.append(y != 0)
+        want = ((q @ k.mT / 8**0.5).softmax(-1) * masks[-1] * 2).sin()
+        gradients = (torch.autograd.grad(x.sum(), q)[0] for x in (y, want))
+        torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
+    assert bool((masks[0] != masks[1]).any())
 
 
 @pytest.mark.parametrize(("norms", "size", "narrow"), [(True, 14, False), (False, 15, False), (True, 15, True)])

@@ -33,7 +33,8 @@ def test_columns_of_operands_and_results_are_added_where_rows_are_held() -> None
     y = softmax_gradient(X, G)
     assert kinds(graph(y, columns(ops.Exp()(G)), columns(y))) == [("rows_and_columns", 3)]
     narrow = ops.Convert(bf16)(y)
-    assert kinds(graph(narrow, columns(narrow))) == [("rows_and_columns", 2)]
+    results = kinds(graph(y, columns(ops.Exp()(G)), narrow, columns(narrow)))
+    assert results == [("rows_and_columns", 4)]
 
 
 def test_columns_of_other_values_are_not() -> None:
@@ -43,8 +44,14 @@ def test_columns_of_other_values_are_not() -> None:
     for value in (columns(ops.Mul()(y, other)), turned, groups):
         assert "rows_and_columns" not in {kind for kind, _ in kinds(graph(y, value))}
     for size in (256, 1025):
-        y = softmax_gradient(arg("x", 12, size), arg("g", 12, size))
-        assert "rows_and_columns" not in {kind for kind, _ in kinds(graph(y, columns(y)))}
+        g = arg("g", 12, size)
+        y = softmax_gradient(arg("x", 12, size), g)
+        assert "rows_and_columns" not in {kind for kind, _ in kinds(graph(y, columns(y), columns(ops.Exp()(g))))}
+
+
+def test_the_columns_of_one_group_are_added_apart() -> None:
+    y = softmax_gradient(X, G)
+    assert kinds(graph(y, columns(y))) == [("rows", 1), ("rows", 1)]
 
 
 def test_a_sum_that_the_rows_depend_on_is_before_them() -> None:
@@ -54,6 +61,8 @@ def test_a_sum_that_the_rows_depend_on_is_before_them() -> None:
     assert ("rows", 1) in results and not any(kind == "rows_and_columns" for kind, _ in results)
     # columns of two chains of rows, each of which reads a sum of the other's operands
     y = softmax_gradient(X, G)
-    z = softmax_gradient(ops.Add()(y, ops.BroadcastInDim(G.shape, (2,))(columns(y))), G)
-    results = kinds(graph(z, columns(ops.Exp()(G)), columns(z)))
+    other = arg("h", 3, 4, 264)
+    z = softmax_gradient(ops.Add()(y, ops.BroadcastInDim(G.shape, (2,))(columns(y))), other)
+    sums = [columns(ops.Exp()(n)) for n in (G, other)]
+    results = kinds(graph(z, *sums, columns(z)))
     assert [kind for kind, _ in results] == ["rows_and_columns"] * 2

@@ -258,6 +258,24 @@ def test_capture_adds_nodes_in_memory_of_the_callers_graph(fake: FakeDriver, mon
     np.testing.assert_array_equal(values(places[1]), 4 * (x + 3))
 
 
+def test_a_captured_model_outlives_its_last_reference(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "current_stream", lambda: 7)
+    monkeypatch.setattr(contexts, "_scratch", lambda nbytes: Scratch(fake, nbytes))
+    places = [fake.allocate(16), fake.allocate(32)]
+    loaded = Loaded(branches())
+    context = loaded.claim()
+    fake.capturing.add(7)
+    context.run(context.bind(((4,),)), places, BOTH)
+    fake.capturing.clear()
+    held = {*fake.live}
+    del loaded, context
+    gc.collect()
+    assert {*fake.live} == held
+    values(places[0])[:] = np.arange(4)
+    fake.replay(7)
+    np.testing.assert_array_equal(values(places[1]), 4 * np.arange(4))
+
+
 def test_loops_are_captured_unless_the_host_decides(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "current_stream", lambda: 7)
     monkeypatch.setattr(contexts, "_scratch", lambda nbytes: Scratch(fake, nbytes))

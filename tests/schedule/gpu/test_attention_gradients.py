@@ -8,7 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
-from ingot.ir.types import TensorType, bf16, boolean, f16, f32
+from ingot.ir.types import TensorType, bf16, boolean, f16, f32, i64
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -22,9 +22,10 @@ CASES = [  # type, q, keys, key heads, head size of values, op, mask
     (bf16, (1, 2, 17, 32), 20, 2, 32, ops.Attention("none", 0.2, guarded=True), "float"),
     (f16, (1, 1, 1, 16), 1, 1, 16, ops.Attention("none", 0.25), None),
 ]
+RATES = [0.1, 0.9, 0.5, 0.3, 1.0, 0.1, 0.1, 0.5]  # of dropout
 
 
-def _graph(case: tuple) -> tuple[Graph, list[np.ndarray]]:
+def _graph(case: tuple, dropout: float = 0.0) -> tuple[Graph, list[np.ndarray]]:
     dtype, shape, cols, key_heads, width, op, kind = case
     batch, heads, rows, depth = shape
     shapes = [shape, (batch, key_heads, cols, depth), (batch, key_heads, cols, width), (batch, heads, rows, width)]
@@ -38,14 +39,20 @@ def _graph(case: tuple) -> tuple[Graph, list[np.ndarray]]:
         arrays.append(mask if kind == "bool" else bias)
         types.append(TensorType(boolean if kind == "bool" else dtype, mask.shape))
     q, k, v, g, *masks = inputs = tuple(Input(f"x{i}", t)() for i, t in enumerate(types))
-    y = op(q, k, v, *masks)
-    result = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)(q, k, v, g, *masks)
-    return Graph(inputs, (y, *result.results)), arrays
+    if not dropout:
+        y = op(q, k, v, *masks)
+        result = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)(q, k, v, g, *masks)
+        return Graph(inputs, (y, *result.results)), arrays
+    backward = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded, dropout=dropout)
+    seed = Input("seed", TensorType(i64, ()))()
+    y, sums = backward.forward_with_sums(q, k, v, *masks, seed).results
+    result = backward(q, k, v, g, y, sums, *masks, seed)
+    return Graph((*inputs, seed), (y, *result.results)), [*arrays, np.asarray(0x123456789ABCDEF)]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_results_of_both_passes(case: tuple) -> None:
-    graph, arrays = _graph(case)
+@pytest.mark.parametrize(("case", "dropout"), [*((c, 0.0) for c in CASES), *zip(CASES, RATES, strict=True)])
+def test_the_results_of_both_passes(case: tuple, dropout: float) -> None:
+    graph, arrays = _graph(case, dropout)
     got, want = run_checked(graph, arrays, H100), interpret(graph, arrays)
     for x, y in zip(got, want, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
@@ -58,6 +65,29 @@ def test_the_results_of_both_passes(case: tuple) -> None:
         "query_gradients",
         "key_gradients",
     ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "key_heads", "cols"),
+    [((1, 8, 2, 16), 2, 40), ((1, 1, 16, 64), 1, 1000)],  # heads of a group in one tile; keys in parts
+)
+def test_dropout_of_few_queries(shape: tuple[int, ...], key_heads: int, cols: int) -> None:
+    case = (f32, shape, cols, key_heads, shape[3], ops.Attention("none", 0.2), None)
+    graph, arrays = _graph(case, 0.4)
+    graph = Graph(graph.inputs, graph.outputs[:1])
+    np.testing.assert_allclose(run_checked(graph, arrays, H100)[0], interpret(graph, arrays)[0], atol=1e-5)
+
+
+def test_what_dropout_draws() -> None:
+    """The same from the same seed, something else from another one, in each head of each sample."""
+    x = Input("x", TensorType(f32, (2, 2, 32, 32)))()
+    seed = Input("seed", TensorType(i64, ()))()
+    y, _ = ops.AttentionWithSums("none", 0.0, dropout=0.5)(x, x, x, seed).results
+    graph, identity = Graph((x, seed), (y,)), np.broadcast_to(np.eye(32, dtype=np.float32), (2, 2, 32, 32))
+    first, again, other = (run_checked(graph, [identity, np.asarray(s)], H100)[0] for s in (1, 1, 1 << 32 | 1))
+    np.testing.assert_array_equal(first, again)
+    masks = [(x != 0)[b, h] for x in (first, other) for b in (0, 1) for h in (0, 1)]
+    assert all((a != b).mean() > 0.4 for i, a in enumerate(masks) for b in masks[:i])
 
 
 @pytest.mark.parametrize("shape", [(2, 37, 48), (2, 37, 1, 3, 16)])

@@ -11,7 +11,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
-from ingot.schedule.gpu.contraction import depthwise, depthwise_gradient
+from ingot.schedule.gpu.contraction import depthwise
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
@@ -90,9 +90,8 @@ def test_lines_of_open_length_have_no_runs() -> None:
         np.testing.assert_allclose(got, interpret(graph, data)[0], rtol=1e-4, atol=1e-4)
 
 
-def test_groups_of_taps_store_each_tap_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_taps_store_each_tap_once() -> None:
     """5x5 in groups of two lines: the last begins with a line of the one before."""
-    monkeypatch.setattr(depthwise_gradient, "MAX_GROUP_TAPS", 10)
     graph = _gradient(f32, (2, 11, 11, 20), (5, 5, 1, 20), (1, 1), (1, 1))
     rng = np.random.default_rng(0)
     data = [rng.normal(size=n.shape).astype(np.float32) for n in graph.inputs]

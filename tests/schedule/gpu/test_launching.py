@@ -158,3 +158,14 @@ def test_kernels_of_one_program_in_a_loop_share_a_launch() -> None:
     values = [RNG.permutation(size).astype(np.float32), np.array(trip_count)]
     for got, want in zip(run_checked(graph, values, H100), interpret(graph, values), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_product_of_tiles_keeps_its_warps() -> None:
+    """Beside it another kernel may have more warps than alone; the product's tiles are chosen with its own."""
+    a, b, x = (Input(f"x{i}", TensorType(f16, s))() for i, s in enumerate(((64, 64), (64, 32), (8, 4096))))
+    product, y = ops.DotGeneral(((), ()), ((1,), (0,)))(a, b), ops.Reduce("sum", (1,))(x)
+    alone = [planned(Graph(inputs, (r,)), H100)[1] for inputs, r in (((a, b), product), ((x,), y))]
+    (own,), (other,) = ([dict(kernel.hints)["warps"] for kernel in kernels.values()] for kernels in alone)
+    _, kernels = planned(Graph((a, b, x), (product, y)), H100)
+    assert len(kernels) == (1 if own >= other else 2)
+    assert all(dict(kernel.hints)["warps"] == own for kernel in kernels.values() if "product" in kernel.name)

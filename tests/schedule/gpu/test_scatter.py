@@ -51,15 +51,15 @@ def test_rows_and_batches_whose_updates_meet(kind: str) -> None:
 def test_few_updates_change_a_copy(kind: str) -> None:
     """Of targets with none, one and many updates, and outside; in lines, in windows and in two components."""
     rows = Scatter(kind, (1,), (0,), (), (), (0,), 1)
-    indices = np.concatenate([RNG.integers(-3, 310, (60, 1)), np.full((40, 1), 7)])
-    xs = numbers(kind, 300, 5), RNG.permutation(indices), numbers(kind, 100, 5)
+    indices = np.concatenate([RNG.integers(-3, 510, (60, 1)), np.full((40, 1), 7)])
+    xs = numbers(kind, 500, 5), RNG.permutation(indices), numbers(kind, 100, 5)
     checked(rows, *xs)
     assert names_of(rows, *xs)[-1] == "update"
     lines = Scatter(kind, (), (1,), (0,), (0,), (1,), 2)
-    checked(lines, numbers(kind, 4, 3000), RNG.integers(-2, 40, (4, 1000, 1)), numbers(kind, 4, 1000))
+    checked(lines, numbers(kind, 4, 5000), RNG.integers(-2, 40, (4, 1000, 1)), numbers(kind, 4, 1000))
     places = np.stack([RNG.integers(0, 70, 100), RNG.integers(-1, 6, 100)], 1).astype(np.int32)
     checked(Scatter(kind, (), (0, 1), (), (), (1, 0), 1), numbers(kind, 6, 70), places, numbers(kind, 100))
-    outside = np.full((100, 1), 300)
+    outside = np.full((100, 1), 500)
     checked(rows, xs[0], outside, xs[2])
 
 
@@ -161,7 +161,7 @@ def test_updates_without_common_elements_are_applied_where_they_go(kind: str) ->
     for row in (3, -1, 20):
         checked(one, numbers(kind, 20, 5), np.array([[row]]), numbers(kind, 1, 5))
     rows = Scatter(kind, (1,), (0,), (), (), (0,), 1, unique=True)
-    xs = numbers(kind, 300, 5), RNG.permutation(310)[:70, None] - 5, numbers(kind, 70, 5)
+    xs = numbers(kind, 500, 5), RNG.permutation(310)[:70, None] - 5, numbers(kind, 70, 5)
     checked(rows, *xs)
     names = [name.rstrip("_0123456789") for name in planned(graph(rows, *xs), H100)[1]]
     assert names == ["pointwise", "update"]

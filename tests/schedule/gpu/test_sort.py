@@ -36,7 +36,7 @@ def checked(op: Sort, *xs: np.ndarray, shape: Shape | None = None) -> None:
 
 
 @pytest.mark.parametrize("descending", [False, True])
-@pytest.mark.parametrize("length", [257, 2049])
+@pytest.mark.parametrize("length", [192, 257, 320, 2049])
 def test_runs_are_merged_and_ties_keep_their_order(length: int, descending: bool) -> None:
     checked(Sort(0, descending), floats(length), np.arange(length))
 

@@ -104,6 +104,8 @@ def until(condition: Callable[[], bool]) -> None:
          None, "schema"),
         (CHATS, {"top_logprobs": 2}, None, "logprobs: true"),
         (CHATS, {"functions": []}, "functions", "not supported"),
+        (CHATS, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "got 'messages'"),
+        (CHATS, {"chat_template_kwargs": {"__step": 1}}, "chat_template_kwargs", "got '__step'"),
         (CHATS, {"reasoning_effort": "low"}, "reasoning_effort", "not supported"),
         (EMBEDDINGS, {"input": []}, "input", ""),
         (EMBEDDINGS, {"input": "a" * 2000}, "input", "at most"),

@@ -65,6 +65,12 @@ def attention() -> Graph:
     return Graph((q, key, v), (ops.Attention("upper_left", 0.125)(q, key, v),))
 
 
+def dropped() -> Graph:
+    """Which weights dropout keeps is computed in registers, from the seed and the positions of scores."""
+    q, key, v, seed = *(operand(label, f16, (1, 2, 48, 64)) for label in "qkv"), operand("seed", i64, ())
+    return Graph((q, key, v, seed), ops.AttentionWithSums(scale=0.125, dropout=0.25)(q, key, v, seed).results)
+
+
 def parts() -> Graph:
     """Few rows and a long reduction: the last part to end joins the sums."""
     x, w = operand("x", f16, (40, 2048)), const(np.ones((2048, 64), np.float16))
@@ -160,8 +166,8 @@ def recurrent() -> Graph:
 
 
 CASES = {
-    "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "parts": parts, "token": token,
-    "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
+    "linear": linear, "softmax": softmax, "shifted": shifted, "attention": attention, "dropped": dropped,
+    "parts": parts, "token": token, "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
     "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "digits": digits,
     "long": long, "pool": pool, "recurrent": recurrent, "normed": normed, "tf32": tf32,
 }  # fmt: skip

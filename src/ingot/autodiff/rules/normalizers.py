@@ -127,17 +127,37 @@ def _split_scale(g: Node, axes: tuple[int, ...]) -> tuple[Node, Term | None]:
 
 @reverse(ops.Attention)
 def _attention(node: Node, g: Node) -> list[Node | None]:
-    """Scores are recomputed block by block; those that the gradient of a mask needs are stored."""
+    """Scores are recomputed block by block."""
     op, (q, k, v, *mask) = node.op, node.inputs
     assert isinstance(op, ops.Attention)
     if op.indexed:
         return pull_back_cotangents([(op.lower(*node.inputs), g)], list(node.inputs))
     gradient_op = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded)
-    gradients: list[Node | None] = [*gradient_op(q, k, v, g, *mask, loc=node.loc).results]
-    for x in mask:
-        has_gradient = x.dtype.is_float and x.constant is None
-        gradients += pull_back_cotangents([(op.lower(*node.inputs), g)], [x]) if has_gradient else [None]
-    return gradients
+    saved = gradient_op.forward_with_sums(q, k, v, *mask, loc=node.loc).results
+    return [*gradient_op(q, k, v, g, *mask, loc=node.loc).results, *_of_masks(gradient_op, node, (g, *saved))]
+
+
+def _attention_with_sums(node: Node, cotangents: Sequence[Node | None]) -> list[Node | None]:
+    """As `_attention`, from the sums of exponentials and with dropout. A cotangent of the sums is a case for tests."""
+    op, (q, k, v, *others), (g, of_sums) = node.op, node.inputs, cotangents
+    assert isinstance(op, ops.AttentionWithSums)
+    if g is None or of_sums is not None or op.by_row:
+        outputs = zip(op.lower(*node.inputs), cotangents, strict=True)
+        return pull_back_cotangents([(x, h) for x, h in outputs if h is not None], list(node.inputs))
+    gradient_op = ops.AttentionGradients(op.causal, op.scale, op.softcap, op.guarded, dropout=op.dropout)
+    saved = g, *node.results
+    return [*gradient_op(q, k, v, *saved, *others, loc=node.loc).results, *_of_masks(gradient_op, node, saved)]
+
+
+def _of_masks(op: ops.AttentionGradients, node: Node, saved: Sequence[Node]) -> list[Node | None]:
+    """The gradients of attention's operands behind q, k and v. saved: g, y and sums."""
+    mask_op = ops.AttentionMaskGradient(op.causal, op.scale, op.softcap, op.guarded, dropout=op.dropout)
+    q, k, v, *others = node.inputs
+    has_gradient = [x.dtype.is_float and x.constant is None for x in others]
+    return [mask_op(q, k, v, *saved, *others, loc=node.loc) if has else None for has in has_gradient]
+
+
+RULES[ops.AttentionWithSums] = _attention_with_sums
 
 
 def _parameter_axes(p: Node, axes: tuple[int, ...]) -> tuple[int, ...]:

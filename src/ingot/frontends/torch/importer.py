@@ -259,6 +259,8 @@ class Importer:
     def _stamp(self, node: Node, loc: str) -> None:
         """Set `loc` on the nodes that the last handler built. A location is not part of a node's identity."""
         newest_before, self._newest = self._newest, max(self._newest, node.id)
+        if not loc:
+            return
         stack = [node]
         while stack:
             n = stack.pop()

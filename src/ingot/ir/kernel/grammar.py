@@ -1,7 +1,7 @@
 """Kernel IR: the loop language that schedules emit and targets print. The grammar:
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
-    stmt   ::= For(var, begin, end, step, body, unroll, flatten, prefetch) | If(cond, then, orelse) | Let(var, value)
+    stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index) | AwaitStores | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
@@ -378,8 +378,6 @@ Body = tuple[Stmt, ...]
 class For(Stmt):
     """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code. `flatten`: a
     hint that the loop and the one inside it had better be one loop, so that loads of a turn begin in the turn before.
-    `prefetch`: turns before a turn in which its loads begin; 0: the compiler's choice. No load of the loop reads what
-    the loop stores.
     """
 
     var: Var
@@ -389,7 +387,6 @@ class For(Stmt):
     body: Body
     unroll: bool = False
     flatten: bool = False
-    prefetch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,13 @@ class Template:
             plain = json.loads(json.dumps(context))
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError("messages", expected="what JSON holds", got=str(error)) from error
+        variables = {**self._special, "add_generation_prompt": add_generation_prompt, "continue_final_message": False}
+        variables |= plain
         self._steps = 0
         parts: list[str] = []
         size = 0
         try:
-            for part in self._template.generate(
-                **plain, **self._special, add_generation_prompt=add_generation_prompt, continue_final_message=False
-            ):
+            for part in self._template.generate(variables):
                 parts.append(part)
                 size += len(part)
                 if size > _CHARACTERS:

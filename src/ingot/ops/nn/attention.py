@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -11,12 +11,13 @@ import numpy as np
 
 from ingot.ir.dims import DimLike, is_static, product
 from ingot.ir.node import Cropped, Node, Op, Samples
-from ingot.ir.types import Box, TensorType, boolean, dtype_of, f8e4m3fn, f8e5m2, f32, i8, i64
+from ingot.ir.types import Box, TensorType, boolean, dtype_of, f8e4m3fn, f8e5m2, f32, i8, i64, u32, u64
 from ingot.ops.build import broadcast_shapes
 from ingot.ops.core.base import round_to
 from ingot.ops.core.elementwise import IsNan
 from ingot.ops.nn import terms as t
 from ingot.ops.nn.terms import Term
+from ingot.ops.random import kept_scores, score_keys, without_bit_3
 from ingot.support.dataclass import dataclass
 
 T = TypeVar("T")
@@ -139,8 +140,11 @@ class Attention(Op):
     def reference(self, *inputs: np.ndarray) -> np.ndarray:
         return self.result_and_sums(*inputs)[0]
 
-    def result_and_sums(self, *inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The result and the logarithms of the sums of exponentials, as `AttentionWithSums` has them."""
+    def result_and_sums(
+        self, *inputs: np.ndarray, dropped: Callable[[np.ndarray], np.ndarray] = lambda weights: weights
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The result and the logarithms of the sums of exponentials, as `AttentionWithSums` has them. dropped: what
+        processes the weights [B,Hq,Sq,Sk]."""
         q, k, v = (t.as_f64(x) for x in inputs[:3])
         if self.scaled:
             k, v = (x * t.as_f64(scale) for x, scale in zip((k, v), self.scales(inputs), strict=True))
@@ -163,7 +167,7 @@ class Attention(Op):
             level = np.where(row_max == -_INF, 0, row_max)
             e = np.exp(s - level)
             total = e.sum(3, keepdims=True)
-            y = (e / np.where(total == 0, 1, total)) @ v
+            y = dropped(e / np.where(total == 0, 1, total)) @ v
             is_zero = total == 0
             if self.guarded:
                 is_zero |= np.isnan(total)
@@ -189,12 +193,16 @@ class Attention(Op):
         if self.scaled:
             wide = [x * Term(scale) for x, scale in zip(wide, self.scales(inputs), strict=True)]
         e, total, _ = self.exponentials(self.scores(q, wide[0].node), self.mask(inputs))
-        v, n = t.widen_narrow(wide[1].node), e.rank
+        return self.weighted(e, total, wide[1].node, inputs[0]).node
+
+    def weighted(self, e: Term, total: Term, value: Node, query: Node) -> Term:
+        """The result for the exponentials of scores and what they are divided by."""
+        v, n = t.widen_narrow(value), e.rank
         y = t.contract(e, v, [(n - 1, 2)], [(0, 0), (1, 1)])
         y = y / t.term(t.where(total.equals(0), 1.0, total)).restore(y.shape, (n - 1,))
         if self.guarded:
             y = t.term(t.where(total.map(IsNan()).restore(y.shape, (n - 1,)), 0.0, y))
-        return y.reshape((*inputs[0].shape[:3], v.shape[3])).cast(inputs[0].dtype).node
+        return y.reshape((*query.shape[:3], v.shape[3])).cast(query.dtype)
 
     def scores(self, query: Node, key: Node) -> Term:
         """The scaled and capped scores without masks, [B, Hk, G, Sq, Sk]; without G if no keys are shared."""
@@ -290,46 +298,110 @@ class Attention(Op):
 
 
 @dataclass(frozen=True)
-class AttentionWithSums(Op):
-    """Attention and what its gradients read: (y, sums[B,Hq,Sq]).
+class Trained(Op):
+    """What attention and its gradients have in common: the attributes of `Attention`, and dropout of weights.
 
-    Operands and attributes are those of `Attention`, whose result y is. sums: the logarithm of each query's sum of
-    exponentials of scores, +inf for queries that give 0; in the type of sums, f32 (f64 for f64). by_row: y is
-    [B,Sq,Hq,Dv], as the projection behind it reads it.
+    dropout: the probability that a weight is set to 0, the others being divided by 1 - dropout; a multiple of 2^-16. If
+    it is not 0, the last operand is its seed, an integer of 64 bits: see `ingot.ops.random.kept_scores`.
     """
 
-    name: ClassVar[str] = "attention_with_sums"
     causal: str = "none"
     scale: float = 1.0
     softcap: float = 0.0
     guarded: bool = False
     by_row: bool = False
+    dropout: float = 0.0
 
     @property
     def forward(self) -> Attention:
+        """The attention without dropout."""
         return Attention(self.causal, self.scale, self.softcap, self.guarded)
 
-    @staticmethod
-    def mask(inputs: Sequence[T]) -> Sequence[T]:
+    @property
+    def share(self) -> float:
+        """What the weights that dropout keeps are multiplied with."""
+        return 1 / (1 - self.dropout) if self.dropout < 1 else 0.0
+
+    def mask(self, inputs: Sequence[T]) -> Sequence[T]:
         """The mask among the operands, or nothing."""
-        return inputs[3:]
+        return inputs[3 : len(inputs) - bool(self.dropout)]
+
+    def seed(self, inputs: Sequence[T]) -> Sequence[T]:
+        """The seed of dropout among the operands, or nothing."""
+        return inputs[len(inputs) - bool(self.dropout) :]
+
+    def check_dropout(self, inputs: Sequence[TensorType]) -> None:
+        self.expect(0 <= self.dropout <= 1, f"dropout: expected a probability, got {self.dropout}")
+        for seed in self.seed(inputs):
+            self.expect(seed in (TensorType(i64, ()), TensorType(u64, ())), f"seed: expected i64[], got {seed}")
+
+    def dropped_array(self, x: np.ndarray, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """`x`[B,Hq,Sq,Sk] after dropout."""
+        if not self.dropout:
+            return x
+        batch, heads, rows, columns = x.shape
+        head, row, column = (
+            np.arange(n, dtype=np.uint32).reshape(-1, *(1,) * i)
+            for n, i in ((batch * heads, 2), (rows, 1), (columns, 0))
+        )
+        keys = score_keys(self.seed(inputs)[0].reshape(1), head)
+        kept = kept_scores(keys, without_bit_3(row), without_bit_3(column), self.dropout)
+        return np.where(kept.reshape(x.shape), x * self.share, 0.0)
+
+    def dropped(
+        self, x: Term, heads: DimLike, seed: Sequence[Term], first_sample: Term | None = None,
+        first_row: Term | None = None,
+    ) -> Term:  # fmt: skip
+        """`x`, which has the axes of scores, after dropout. first_sample, first_row: of a block of scores."""
+        if not seed:
+            return x
+        rows, columns = x.shape[-2:]
+        sample, head, row, column = (
+            t.iota((n,), 0, u32).reshape((n, *(1,) * i))
+            for n, i in ((x.shape[0], 3), (heads, 2), (rows, 1), (columns, 0))
+        )
+        if first_sample is not None:
+            sample = sample + first_sample.cast(u32)
+        if first_row is not None:
+            row = row + first_row.cast(u32)
+        keys = score_keys(seed[0], sample * t.size(heads, u32) + head)
+        kept = kept_scores(keys, without_bit_3(row), without_bit_3(column), self.dropout)
+        return t.term(t.where(kept.reshape(x.shape), x * self.share, 0.0))
+
+
+@dataclass(frozen=True)
+class AttentionWithSums(Trained):
+    """Attention in training: (y, sums[B,Hq,Sq]), the second being what its gradients read.
+
+    Operands and attributes are those of `Attention`, whose result y is but for dropout. sums: the logarithm of each
+    query's sum of exponentials of scores, +inf for queries that give 0; in the type of sums, f32 (f64 for f64). by_row:
+    y is [B,Sq,Hq,Dv], as the projection behind it reads it. dropout: see `Trained`.
+    """
+
+    name: ClassVar[str] = "attention_with_sums"
 
     def infer(self, *inputs: TensorType) -> tuple[TensorType, ...]:
-        y = self.forward.infer(*inputs)
+        self.check_dropout(inputs)
+        y = self.forward.infer(*inputs[:3], *self.mask(inputs))
         batch, heads, rows, width = y.shape
         sums = TensorType(t.sums_dtype(y.dtype), (batch, heads, rows))
         return y.with_shape((batch, rows, heads, width)) if self.by_row else y, sums
 
     def flops(self, *inputs: TensorType) -> DimLike:
-        return self.forward.flops(*inputs)
+        return self.forward.flops(*inputs[:3])
 
     def reference(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
-        y, sums = self.forward.result_and_sums(*inputs)
+        operands = *inputs[:3], *self.mask(inputs)
+        y, sums = self.forward.result_and_sums(*operands, dropped=lambda w: self.dropped_array(w, inputs))
         return y.swapaxes(1, 2) if self.by_row else y, sums
 
     def lower(self, *inputs: Node) -> tuple[Node, ...]:
-        y = Term(self.forward(*inputs))
-        _, total, level = self.forward.exponentials(self.forward.scores(*inputs[:2]), inputs[3:])
+        e, total, level = self.forward.exponentials(self.forward.scores(*inputs[:2]), self.mask(inputs))
+        if self.dropout:
+            seed = [Term(x) for x in self.seed(inputs)]
+            y = self.forward.weighted(self.dropped(e, inputs[0].shape[1], seed), total, inputs[2], inputs[0])
+        else:
+            y = Term(self.forward(*inputs))
         is_zero = total.equals(0.0)
         if self.guarded:
             is_zero = is_zero | total.map(IsNan())
@@ -338,10 +410,13 @@ class AttentionWithSums(Op):
 
     @classmethod
     def samples(cls) -> Samples:
-        for op, arrays in Attention.samples():
+        for i, (op, arrays) in enumerate(Attention.samples()):
             assert isinstance(op, Attention)
-            if not op.indexed and len({x.dtype for x in arrays[:3]}) == 1:  # caches are not trained
-                yield cls(op.causal, op.scale, op.softcap, op.guarded, arrays[0].shape[1] == 4), arrays
+            if op.indexed or len({x.dtype for x in arrays[:3]}) > 1:  # caches are not trained
+                continue
+            yield cls(op.causal, op.scale, op.softcap, op.guarded, arrays[0].shape[1] == 4), arrays
+            rate, seed = (0.1, 0.5, 0.9, 1.0, 1e-9)[i % 5], np.asarray(i * 0x123456789ABCDEF, np.int64)
+            yield cls(op.causal, op.scale, op.softcap, op.guarded, dropout=rate), (*arrays, seed)
 
 
 def _data(*shape: int) -> np.ndarray:

@@ -1,6 +1,7 @@
-"""Unroll loops with a constant trip count.
+"""Unroll loops with a constant trip count, and compute all branches.
 
 while(i < 2, (i, x) -> (i + 1, f(x, i)))(0, x)   ->   (2, f(f(x, 0), 1))
+case(i, x -> f(x), x -> g(x))                    ->   select(i == 0, f(x), g(x))
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from ingot import ops
 from ingot.ir.node import Graph, Node, const, topological
 from ingot.ir.rewrite import Result, Rule, rewrite, rules
+from ingot.ir.types import boolean
 from ingot.passes.constants import results_of
 from ingot.support.limits import check_time
 
@@ -25,6 +27,7 @@ def unroll(graph: Graph) -> Graph:
         graph,
         rules(
             Rule("unroll", ops.While, _unroll_loop),
+            Rule("branches", ops.Case, _select_branch),
             Rule("slice", ops.DynamicSlice, _static_slice),
             Rule("update", ops.DynamicUpdateSlice, _static_update),
         ),
@@ -46,6 +49,24 @@ def _unroll_loop(n: Node) -> Result | None:
             return values[0] if len(values) == 1 else tuple(values)
         values = _inline(op.body, values)
     return None
+
+
+def _select_branch(n: Node) -> Result:
+    op, (index, *operands) = n.op, n.inputs
+    assert isinstance(op, ops.Case)
+    *others, chosen = (_inline(branch, operands) for branch in op.branches)
+    for i, values in reversed([*enumerate(others)]):
+        is_chosen = _equals(index, i)
+        chosen = [ops.where(is_chosen, a, b) for a, b in zip(values, chosen, strict=True)]
+    return chosen[0] if len(chosen) == 1 else tuple(chosen)
+
+
+def _equals(index: Node, i: int) -> Node:
+    """Whether index == i; of a condition, itself or its negation."""
+    (condition, *_) = index.inputs or (index,)
+    if isinstance(index.op, ops.Convert) and condition.dtype == boolean and i in (0, 1):
+        return condition if i else ops.Not()(condition)
+    return ops.Compare("EQ")(index, const(i, index.dtype.numpy))
 
 
 def _inline(graph: Graph, values: Sequence[Node]) -> list[Node]:

@@ -20,7 +20,8 @@ from ingot.passes.fusion.groups import body_of
 from ingot.passes.fusion.policy import FusionPolicy
 from ingot.passes.fusion.several_results import is_used_by_element
 
-_MIN_COLUMNS = 257  # of fewer, a tile has more rows than a thread has registers for
+_MIN_COLUMNS, _MAX_COLUMNS = 257, 1024  # of rows that are summed faster here: a tile has one or two of them
+_MIN_READERS = 2  # groups of a holder: it takes longer with the columns of one than that takes apart
 _Matrix = tuple[DimLike, DimLike]  # rows, columns
 
 
@@ -45,6 +46,7 @@ def join_column_sums(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[No
             if sum(len(body_of(m).nodes()) for m in members) <= policy.max_ops:
                 readers.setdefault(holder, []).append(n)
                 break
+    readers = {holder: members for holder, members in readers.items() if len(members) >= _MIN_READERS}
     return merge_readers(graph, readers, "rows_and_columns") if readers else (graph, {})
 
 
@@ -54,7 +56,7 @@ def _held_rows(n: Node, policy: FusionPolicy) -> _Matrix | None:
         return None
     sized, reduced = box
     columns = product(size for d, size in sized.items() if d in reduced)
-    is_held = isinstance(columns, int) and _MIN_COLUMNS <= columns <= policy.max_single_row
+    is_held = isinstance(columns, int) and _MIN_COLUMNS <= columns <= min(_MAX_COLUMNS, policy.max_single_row)
     if not is_held or [*sized][-len(reduced) :] != reduced:
         return None
     return product(size for d, size in sized.items() if d not in reduced), columns

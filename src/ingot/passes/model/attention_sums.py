@@ -24,7 +24,7 @@ _HEADS_FIRST = ops.Transpose((0, 2, 1, 3))
 def keep_attention_sums(graph: Graph) -> Graph:
     """attention, attention_gradients -> attention_with_sums, attention_gradients of its results (see module)"""
     gradients = [n for n in graph.nodes() if isinstance(n.op, ops.AttentionGradients)]
-    lacks_sums = not all(ops.AttentionGradients.has_sums(n.inputs) for n in gradients)
+    lacks_sums = not all(_has_sums(n) for n in gradients)
     if not lacks_sums:
         graph = _without_unread_sums(graph)
     rules = (
@@ -36,11 +36,16 @@ def keep_attention_sums(graph: Graph) -> Graph:
     return rewrite(graph, RuleSet(rules))
 
 
+def _has_sums(n: Node) -> bool:
+    assert isinstance(n.op, ops.AttentionGradients)
+    return n.op.has_sums(n.inputs)
+
+
 def _without_unread_sums(graph: Graph) -> Graph:
     users, replacements = graph.uses(), dict[Node, Node]()
     for n in graph.nodes():
         op = n.op
-        if not isinstance(op, ops.AttentionWithSums) or op.by_row:
+        if not isinstance(op, ops.AttentionWithSums) or op.by_row or op.dropout:
             continue
         y, sums = n.results
         if not users.get(sums) and sums not in graph.outputs:
@@ -59,8 +64,8 @@ def _of_sums(n: Node) -> Node | None:
     assert isinstance(op, ops.AttentionGradients)
     if op.has_sums(n.inputs):
         return None
-    q, k, v, g, *masks = n.inputs
-    return op(q, k, v, g, *op.forward_with_sums(q, k, v, *masks, loc=n.loc).results, *masks, loc=n.loc)
+    q, k, v, g, *others = n.inputs
+    return op(q, k, v, g, *op.forward_with_sums(q, k, v, *others, loc=n.loc).results, *others, loc=n.loc)
 
 
 def _by_row(n: Node) -> tuple[Node, ...] | None:

@@ -74,6 +74,7 @@ class Context:
         self._direct: _Direct | None = None
         self._workspaces: dict[int, Workspace] = {}  # of the streams that it ran on
         self.arena_bytes = 0
+        self.is_captured = False  # in a graph of the caller's, which may be replayed at any time
         count = len(program.arguments) + len(program.results)
         self._staged = [Memory(driver) for _ in range(count)]
         self._instances: OrderedDict[tuple[Shape, ...], Instance] = OrderedDict()
@@ -256,6 +257,7 @@ class Context:
             if i < instance.first_result:
                 driver.copy(addresses[i], ends[i][0], nbytes, stream)
         halos = [base + offset for offset, *_ in instance.layout.fills]
+        self.is_captured = True
         instance.graphs.record([base, self._weights, *halos, *addresses], stream)
         for i, nbytes in unaligned:
             if i >= instance.first_result:

@@ -198,7 +198,10 @@ def _release(idle: list[Context], turn: threading.Lock | None, context: Context)
 
 def _release_all(driver: Driver, image: Image, memory: _DeviceMemory, contexts: list[Context]) -> None:
     """Free all GPU memory of a model, after its pending work has ended. While a stream is being captured, waiting is
-    not allowed; the memory is then freed together with the next model, or when a model is loaded."""
+    not allowed; the memory is then freed together with the next model, or when a model is loaded. A model in a graph
+    of the caller's stays until the process ends, as no one tells when the last replay was."""
+    if any(context.is_captured for context in contexts):
+        return
     driver.enter()
     _COLLECTED.append((image, memory, contexts))
     if not _captured(driver):

@@ -18,12 +18,14 @@ from ingot.ir.kernel import (
     AwaitStores,
     Body,
     Buffer,
+    Expr,
     If,
     Kernel,
     Let,
     Lit,
     ReleaseConsumers,
     Stmt,
+    TileProduct,
     Var,
 )
 from ingot.ir.kernel.rewrite import Rewriter
@@ -95,14 +97,15 @@ def merge_launches(lows: Sequence[Lowered], machine: Machine) -> Lowered | None:
 
 
 def _common_hints(kernels: Sequence[Kernel], machine: Machine) -> tuple[tuple[str, int], ...] | None:
-    """The hints of a launch of several kernels; None if they differ. Kernels of few programs may have more warps there
-    than alone."""
+    """The hints of a launch of several kernels; None if they differ. Kernels of few programs without products of tiles,
+    which are chosen with their warps, may have more of these there than alone."""
     hints = [dict(kernel.hints) for kernel in kernels]
     warps = max(h["warps"] for h in hints)
     for kernel, h in zip(kernels, hints, strict=True):
         if h | {"warps": warps} != hints[0] | {"warps": warps}:
             return None
-        if h["warps"] != warps and _program_count(kernel) > machine.processors:
+        is_flexible = _program_count(kernel) <= machine.processors and not _Products.are_in(kernel)
+        if h["warps"] != warps and not is_flexible:
             return None
     return tuple({**hints[0], "warps": warps}.items())
 
@@ -166,6 +169,22 @@ def _releases_consumers(kernel: Kernel) -> bool:
 
 def _is_single(low: Lowered) -> bool:
     return len(low.steps) == 1 and not low.temps and not low.packs and low.zeros == 0
+
+
+class _Products(Rewriter):
+    """Finds products of tiles."""
+
+    found = False
+
+    @classmethod
+    def are_in(cls, kernel: Kernel) -> bool:
+        finder = cls()
+        finder.body(kernel.body)
+        return finder.found
+
+    def expr(self, e: Expr) -> Expr:
+        self.found |= isinstance(e, TileProduct)
+        return e
 
 
 class _Renaming(Rewriter):

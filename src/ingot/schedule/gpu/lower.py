@@ -9,6 +9,7 @@ from ingot.ir.node import Graph
 from ingot.ops.group import Group
 from ingot.schedule.gpu.attention.flash import lower_attention
 from ingot.schedule.gpu.attention.gradients import lower_attention_gradients
+from ingot.schedule.gpu.attention.mask_gradient import lower_attention_mask_gradient
 from ingot.schedule.gpu.attention.paged import lower_paged_attention
 from ingot.schedule.gpu.blocks import drop_narrow_hints
 from ingot.schedule.gpu.contraction.depthwise_gradient import lower_depthwise_gradient
@@ -33,6 +34,7 @@ STRATEGIES: dict[str, Strategy] = {
     "attention": lower_attention,
     "attention_with_sums": lower_attention,
     "attention_gradients": lower_attention_gradients,
+    "attention_mask_gradient": lower_attention_mask_gradient,
     "paged_attention": lower_paged_attention,
     "kernel_gradient": lower_depthwise_gradient,
     "pointwise": lower_pointwise,

@@ -181,13 +181,13 @@ def _count_step(runs: SortedRuns, group: Group) -> Step:
     pieces = runs.size // tile_rows
     row, run, piece = _locate(top, chunk, runs, pieces, tile_rows)
     begin = top.let(k.mul(run, integer(runs.size)), "begin")
-    own = Span.of(top, k.add(begin, piece), tile_rows, rows.length, 0, wraps=True)
+    own = Span.of(top, k.add(begin, piece), tile_rows, rows.length, 0, wraps=True, tile=runs.size)
     own_keys = rows.read_keys(top, row, own.position, None)
     tile = (tile_rows, tile_columns)
     acc = register(top, "acc", constant_tile(i32, tile))
 
     def compare(block: Block, first: Expr) -> None:
-        span = Span.of(block, k.add(begin, first), tile_columns, rows.length, 1)
+        span = Span.of(block, k.add(begin, first), tile_columns, rows.length, 1, tile=runs.size)
         other_keys = rows.read_keys(block, row, span.position, span.in_bounds)
         precedes = _precedes(other_keys, own_keys, k.binary("lt", span.position, own.position))
         if span.in_bounds is not None:

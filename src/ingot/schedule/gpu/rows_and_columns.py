@@ -30,10 +30,8 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.row_box import Rows, reduces_columns, reduction, reductions_of
 
-PROGRAMS = 256  # some two per multiprocessor, each of which stores totals
-TILE_ELEMENTS = 1024  # fewer than of rows alone: totals need registers, too
-WARP_ELEMENTS = 256  # of a row, 8 of each thread: the rows of a tile are in the same threads, which add them
-PREFETCHED_TILES = 2
+PROGRAMS_PER_PROCESSOR = 6
+TILE_ELEMENTS = 1024  # fewer than of rows alone: totals need registers, too, and threads add few rows of a tile
 
 
 def lower_rows_and_columns(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
@@ -65,7 +63,7 @@ def _lower_rows(group: Group, rows: Rows, totals: Sequence[Node], machine: Machi
     of the group; and the types of these shares."""
     shape = RowTiles(group, rows, machine, max_elements=TILE_ELEMENTS)
     (height, width), length = shape.tile, product(shape.reduced_shape)
-    turns = max(1, -(-estimate(shape.row_tiles) // PROGRAMS))
+    turns = max(1, -(-estimate(shape.row_tiles) // (PROGRAMS_PER_PROCESSOR * machine.processors)))
     programs = ceildiv(shape.row_tiles, turns)
     types = [TensorType(accumulator(n.inputs[0].dtype), (programs, length)) for n in totals]
     buffers = [Buffer(f"partial{i}", t.dtype, writable=True, align=ALIGNMENT_BYTES) for i, t in enumerate(types)]
@@ -90,13 +88,13 @@ def _lower_rows(group: Group, rows: Rows, totals: Sequence[Node], machine: Machi
 
     begin = top.let(k.mul(CHUNK, integer(turns)), "begin")
     end = top.let(k.binary("min", k.add(begin, integer(turns)), dim_expr(shape.row_tiles)), "end")
-    top.loop("tile", begin, end, 1, add, prefetch=PREFETCHED_TILES)
+    top.loop("tile", begin, end, 1, add)
     columns = Span.of(top, ZERO, width, length, 1)
     at = top.let(k.add(k.mul(CHUNK, dim_expr(length)), columns.position), "at")
     for buffer, total in zip(buffers, registers, strict=True):
         store_tile(top, buffer, at, k.load(total, ZERO), columns.in_bounds)
     partials = ((b, Arg("temp", i)) for i, b in enumerate(buffers))
-    step = group.step("rows", CHUNK, programs, top, *partials, warps=max(1, min(16, width // WARP_ELEMENTS)))
+    step = group.step("rows", CHUNK, programs, top, *partials, warps=shape.warps)
     return Lowered((step,), tuple(t.size * t.dtype.nbytes for t in types)), types
 
 

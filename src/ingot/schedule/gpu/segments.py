@@ -128,7 +128,7 @@ class Windows:
 def has_few_updates(windows: Windows) -> bool:
     """Whether most elements have no update."""
     x, _, updates = windows.anchor.inputs
-    return 2 * estimate(updates.type.size) <= estimate(x.type.size)
+    return 4 * estimate(updates.type.size) <= estimate(x.type.size)
 
 
 def lower_to_targets(windows: Windows, group: Group, out: Layout, machine: Machine) -> Lowered:

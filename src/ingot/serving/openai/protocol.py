@@ -23,6 +23,7 @@ MAX_CHOICES = 128  # of a request
 _INT64 = 1 << 63
 _MAX_SHOWN_CHARS = 200  # characters of a wrong value
 _ALTERNATIVE = re.compile(r"constrained-|\w+\[|NamedTool$")  # how `pydantic` names one of a union in a place
+_RESERVED_NAMES = ("self", "messages", "tools")  # that `chat_template_kwargs` may not replace
 _TAGGED = "response_format"  # the field whose alternatives have tags
 Text = Annotated[str, Field(max_length=1 << 26)]
 Count = Annotated[int, Field(ge=0, le=1 << 31)]
@@ -216,6 +217,13 @@ class ChatRequest(_Sampled):
     modalities: list[Literal["text"]] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _check_names(cls, values: dict[str, Any] | None) -> dict[str, Any] | None:
+        if wrong := [name for name in values or () if name in _RESERVED_NAMES or name.startswith("_")]:
+            raise ValueError(f"names should be those of further variables, got {wrong[0][:_MAX_SHOWN_CHARS]!r}")
+        return values
 
     @model_validator(mode="after")
     def _check_tools(self):

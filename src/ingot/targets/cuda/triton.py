@@ -191,9 +191,8 @@ class _Writer:
             del self.counters[s.var.name]
             return
         begin, end = self.values(s.begin, s.end)
-        options = ", flatten=True" if s.flatten else ""
-        options += f", num_stages={1 + s.prefetch}" if s.prefetch else ""
-        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}{options}):")
+        flatten = ", flatten=True" if s.flatten else ""
+        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}{flatten}):")
         self.nested(s.body)
 
     def rounds(self, kernel: k.Kernel, meeting: k.Buffer) -> None:

@@ -10,6 +10,7 @@ softmax(x)         ->  e * reciprocal(sum(e)), e = exp(x - shift(x))
 max over a window  ->  a tree of binary maxima, each difference of which gets its own bounds, or one largest(...)
 dequantize(quantize(x))  ->  clamp(x) + half a step * unknown(x)
 while              ->  its unrolled iterations, where the trip count is a constant
+case               ->  a selection from all branches
 """
 
 from __future__ import annotations

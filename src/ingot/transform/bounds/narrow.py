@@ -47,7 +47,7 @@ def _kept_ops() -> frozenset[type[Op]]:
 def at_activations(graph: Graph, activations: str) -> Graph:
     """The graph with the rounding that a program with activations="int8" may do: of each value that a constant of
     levels multiplies, along all that is summed. Programs round in shorter blocks, or not at all, which such bounds
-    include. Raises InputError for branches with products."""
+    include."""
     if activations == "float32":
         return graph
     # before constants are folded, which hides levels
@@ -64,10 +64,8 @@ def _rounded_to_bytes(graph: Graph, varying: set[Node], levels: set[Node]) -> Se
             levels.add(n)
 
     def image(n: Node, inputs: Sequence[Node]) -> Node:
-        if isinstance(n.op, ops.While):
-            return Node.make(_with_rounded_body(n, varying, levels), inputs, n.loc)
-        if any(map(_has_products, n.op.bodies)):
-            raise InputError("activations", expected="float32 for branches with products", got="int8")
+        if isinstance(n.op, (ops.While, ops.Case)):
+            return Node.make(_with_rounded_bodies(n, varying, levels), inputs, n.loc)
         if not isinstance(n.op, (ops.DotGeneral, ops.Convolution)) or n.dtype != f32:
             return n.with_inputs(inputs) if n.inputs else n
         sides = zip(n.inputs, n.inputs[::-1], inputs, strict=True)
@@ -81,15 +79,22 @@ def _rounded_to_bytes(graph: Graph, varying: set[Node], levels: set[Node]) -> Se
     return rebuild(graph.outputs, rule=image)
 
 
-def _with_rounded_body(n: Node, varying: set[Node], levels: set[Node]) -> ops.While:
-    """What a loop carries is a constant in its body if it is one before the loop and stays the same."""
+def _with_rounded_bodies(n: Node, varying: set[Node], levels: set[Node]) -> Op:
+    """What a body reads is a constant in it if it is one outside and no iteration changes it."""
+
+    def rounded(body: Graph, operands: Sequence[Node]) -> Graph:
+        outer_values = dict(zip(body.inputs, operands, strict=True))
+        constants = {x for x, outer in outer_values.items() if outer not in varying and x not in changed}
+        inner_levels = {x for x in constants if outer_values[x] in levels}
+        return body.with_outputs(_rounded_to_bytes(body, set(body.inputs) - constants, inner_levels))
+
     op = n.op
+    if isinstance(op, ops.Case):
+        changed: set[Node] = set()
+        return replace(op, branches=tuple(rounded(branch, n.inputs[1:]) for branch in op.branches))
     assert isinstance(op, ops.While)
-    carried = [*zip(n.inputs, op.body.inputs, op.body.results, strict=True)]
-    constants = {inside: outside for outside, inside, after in carried if inside is after and outside not in varying}
-    inner_levels = {inside for inside, outside in constants.items() if outside in levels}
-    outputs = _rounded_to_bytes(op.body, {x for x in op.body.inputs if x not in constants}, inner_levels)
-    return replace(op, body=op.body.with_outputs(outputs))
+    changed = {x for x, after in zip(op.body.inputs, op.body.results, strict=True) if x is not after}
+    return replace(op, body=rounded(op.body, n.inputs))
 
 
 def _summed_dims(n: Node, side: int) -> tuple[int, ...]:
@@ -105,13 +110,13 @@ def at_precision(graph: Graph, precision: str) -> Graph:
     """The graph with the conversions that a program of this precision makes: of weights, and of the values that they
     multiply. Whether other users of such a value read it rounded is up to the program; here all do, because the bounds
     of the rounded value include the value itself. Loops are unrolled. Raises InputError for a weight that overflows in
-    the type, and for products in branches and in loops of an unknown number of iterations."""
+    the type, and for products in loops of an unknown number of iterations."""
     if precision == "float32":
         return graph
     unlowered = _kept_ops() | {ops.Recurrent}
     wide = unroll(lower_model_ops(fold_batch_norm(fold_constants(graph)), unlowered))
     if any(map(_has_products, (body for n in wide.nodes() for body in n.op.bodies))):
-        raise InputError("precision", expected="float32 for branches or open loops with products", got=precision)
+        raise InputError("precision", expected="float32 for open loops with products", got=precision)
     # weights in levels are narrowed as others are; `in_parts` tells them from these
     weights = {n: const(value_of(n), loc=n.loc) for n in wide.nodes() if _is_weight(n)}
     wide = wide.with_outputs(rebuild(wide.outputs, weights))
@@ -159,12 +164,12 @@ def _check_ranges(graph: Graph, dtype: DType) -> None:
 
 def in_parts(graph: Graph) -> Graph:
     """The graph with products of weights in levels as programs compute them: see the module's docstring. Raises
-    InputError for weights with a minimum in branches, and in loops of an unknown number of iterations."""
+    InputError for weights with a minimum in loops of an unknown number of iterations."""
     if not any(_holds(graph, is_split) for is_split in (_has_minimum, _is_narrowed)):
         return graph
     lowered = unroll(lower_model_ops(graph, _kept_ops()))
     if any(_holds(body, _has_minimum) for n in lowered.nodes() for body in n.op.bodies):
-        raise _refusal("branches or a loop of an unknown number of iterations")
+        raise _refusal("a loop of an unknown number of iterations")
     return lowered.with_outputs(rebuild(lowered.outputs, rule=_split))
 
 

@@ -219,7 +219,7 @@ def box_of(opened: Opened, x: Any, eps: Any, lower: Any, upper: Any) -> Box:
             finite(f"{_label(node)}, upper", high)
             if (low > high).any():
                 raise InputError(_label(node), expected="lower <= upper everywhere", got="a lower end above the upper")
-        checked.append((np.ascontiguousarray(low), np.ascontiguousarray(high)))
+        checked.append((np.asarray(low, order="C"), np.asarray(high, order="C")))  # scalars keep their rank
     return Box(tuple(checked), perturbed)
 
 

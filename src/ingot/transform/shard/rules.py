@@ -17,7 +17,6 @@ from ingot.ir.node import Node, Op, splat_of
 from ingot.ir.types import Shape, boolean
 from ingot.ops.core.elementwise import Elementwise
 from ingot.ops.nn.activation import Activation
-from ingot.ops.nn.gradients.attention import AttentionGradients
 from ingot.ops.nn.softmax import Normalizer
 from ingot.support.dataclass import dataclass
 
@@ -373,13 +372,14 @@ def _heads(node: Node, operands: int, masks: Sequence[Node], results: Sequence[D
 @_sharding(ops.Attention, ops.AttentionWithSums)
 def _attention(op: ops.Attention | ops.AttentionWithSums, node: Node) -> Rule | None:
     results = (_HEADS,) if isinstance(op, ops.Attention) else (_ROWS if op.by_row else _HEADS, _HEADS[:3])
-    return None if getattr(op, "scaled", False) else _heads(node, 3, node.inputs[3:], results)
+    is_whole = op.scaled if isinstance(op, ops.Attention) else op.dropout  # draws depend on positions in the whole
+    return None if is_whole else _heads(node, 3, node.inputs[3:], results)
 
 
-@_sharding(AttentionGradients)
-def _attention_gradients(op: AttentionGradients, node: Node) -> Rule:
-    masks = op.mask(node.inputs)
-    return _heads(node, len(node.inputs) - len(masks), masks, (_ROWS if op.by_row else _HEADS,) * 3)
+@_sharding(ops.AttentionGradients)
+def _attention_gradients(op: ops.AttentionGradients, node: Node) -> Rule | None:
+    before, results = len(node.inputs) - len(op.mask(node.inputs)), (_ROWS if op.by_row else _HEADS,) * 3
+    return None if op.dropout else _heads(node, before, op.mask(node.inputs), results)
 
 
 @_sharding(Normalizer)

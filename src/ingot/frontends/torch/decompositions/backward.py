@@ -42,46 +42,6 @@ def attention(
     )
 
 
-def attention_gradients(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, is_causal: bool, mask: Tensor | None,
-    scale: float | None, kept_share: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of query, key, value and of the masked scores, from recomputed probabilities (Dao et al.,
-    FlashAttention, algorithm 4). kept_share: the dropout factors of the probabilities. For 16-bit operands, the
-    probabilities and the scaled gradients of scores are rounded to 16 bits before products, as there."""
-    weights = attention_weights(query, key, mask, is_causal, scale)
-    g, v = grad.to(weights.dtype), value.to(weights.dtype)
-    of_weights = g @ v.transpose(-1, -2)
-    dropped = (weights if kept_share is None else weights * kept_share).to(grad.dtype)
-    of_value = dropped.transpose(-1, -2) @ grad
-    if kept_share is not None:
-        of_weights = of_weights * kept_share
-    of_scores = weights * (of_weights - (g * out).sum(-1, keepdim=True))
-    scaled = (of_scores * _scale(query, scale)).to(query.dtype)
-    return scaled @ key, scaled.transpose(-1, -2) @ query, of_value, of_scores
-
-
-def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """The probabilities, at least in float32; all 0 for a query whose keys are all masked."""
-    scores = _scores(query, key, mask, is_causal, scale)
-    return torch.where(scores.amax(-1, keepdim=True) == -math.inf, 0.0, scores.softmax(-1))
-
-
-def _scale(query: Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-
-
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    wide = torch.float32 if query.dtype in (torch.float16, torch.bfloat16) else query.dtype
-    scores = query.to(wide) @ key.to(wide).transpose(-1, -2) * _scale(query, scale)
-    if is_causal:
-        is_visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores.masked_fill(~is_visible, -math.inf)
-    if mask is None:
-        return scores
-    return scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-
-
 def lstm(
     x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, h0: Tensor, c0: Tensor, output: Tensor,
     h_last: Tensor, c_last: Tensor, grad: Tensor | None, of_h: Tensor | None, of_c: Tensor | None, reverse: bool,

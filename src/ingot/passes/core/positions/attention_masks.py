@@ -54,9 +54,10 @@ def _causal(n: Node, positions: Positions) -> Result | None:
     op = n.op
     assert isinstance(op, _ATTENTION)
     masks = op.mask(n.inputs)
-    if not masks or masks[0] is not n.inputs[-1] or op.causal != "none":
+    if not masks or op.causal != "none" or (isinstance(op, ops.Attention) and masks[0] is not n.inputs[-1]):
         return None
-    *others, mask = n.inputs
+    (mask,), (at,) = masks, op.mask(range(len(n.inputs)))
+    before, behind = n.inputs[:at], n.inputs[at + 1 :]
     rows, cols = n.inputs[0].shape[2], n.inputs[1].shape[2]
     if mask.type.rank < 2 or mask.shape[-2:] != (rows, cols):
         return None
@@ -67,7 +68,7 @@ def _causal(n: Node, positions: Positions) -> Result | None:
     is_exact = parts.hidden == -np.inf
     if kind is None or not (is_exact or (_sees_keys(kind, rows, cols) and not rest and _is_small(parts))):
         return None
-    return _result(replace(op, causal=kind)(*others, *_combined(rest, parts.added), loc=n.loc))
+    return _result(replace(op, causal=kind)(*before, *_combined(rest, parts.added), *behind, loc=n.loc))
 
 
 def _result(n: Node) -> Result:

@@ -28,6 +28,7 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash as FlashChoice
 from ingot.schedule.choice import Site
+from ingot.schedule.gpu.attention.dropout import Dropout
 from ingot.schedule.gpu.attention.scores import MIN_TILE_SIDE, Operand, Scores, head_span
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -75,6 +76,7 @@ class Flash:
     anchor: Node
     group: Group
     scores: Scores
+    dropout: Dropout | None
     inputs: list[Operand]
     machine: Machine
 
@@ -83,7 +85,7 @@ class Flash:
         group = Group.of(body, ins, outs)
         scores = Scores.of(anchor, group)
         inputs = [Operand.of(group, x) for x in anchor.inputs[:3]]
-        return cls(anchor, group, scores, inputs, machine)
+        return cls(anchor, group, scores, Dropout.of(anchor, group), inputs, machine)
 
     @cached_property
     def heads_per_tile(self) -> int:
@@ -256,10 +258,12 @@ class Flash:
         """Divide by the total and store the results of the epilogue."""
         empty = k.binary("eq", sums.total, k.lit(0.0, f32))
         total = k.select(empty, k.lit(1.0, f32), sums.total)
+        kept_share = k.lit(1.0 if self.dropout is None else self.dropout.op.share, f32)
         if self.scores.is_narrow:  # one division per row
-            value = k.mul(sums.acc, block.let(k.binary("div", k.lit(1.0, f32), total), "share"))
+            value = k.mul(sums.acc, block.let(k.binary("div", kept_share, total), "share"))
         else:
             value = k.binary("div", sums.acc, total)
+            value = value if self.dropout is None else k.mul(value, kept_share)
         if self.scores.op.guarded:
             value = k.select(k.binary("ne", sums.total, sums.total), k.lit(0.0, f32), value)
         em = self.group.emitter()
@@ -305,6 +309,9 @@ class Flash:
         total = register(top, "total", constant_tile(f32, (height, 1)))
         acc = register(top, "acc", constant_tile(f32, (height, out_width)))
         begin, end, is_key = self._key_range(top, b, first, part, parts)
+        dropout = self.dropout
+        draws = dropout.keys(top, b, h) if dropout else None
+        query_place = (first, k.lane_indices(height, 0)) if self.heads_per_tile == 1 else (ZERO, span.position)
 
         def loop_body(block: Block, at: Expr) -> None:
             keys = self._key_span(block, at, 1, is_key)
@@ -326,6 +333,9 @@ class Flash:
             rescale = block.let(self._weight(old, level), "kept")
             block.store(best, ZERO, new)
             block.store(total, ZERO, k.fma(k.load(total, ZERO), rescale, k.reduce_axis("add", p, 1)))
+            if dropout and draws:
+                kept = dropout.kept(block, draws, query_place, (at, k.lane_indices(width, 1)))
+                p = block.let(k.select(kept, p, k.lit(0.0, f32)), "kept")
             key_rows = self._key_span(block, at, 0, is_key)
             value_columns = head_span(block, self.scores.width, 1)
             v = self._key_tile(block, 2, b, key_head, key_rows, value_columns)

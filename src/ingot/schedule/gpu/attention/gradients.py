@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf, log
+from typing import ClassVar
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -23,6 +24,7 @@ from ingot.ops import AttentionGradients
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash, Site
+from ingot.schedule.gpu.attention.dropout import Dropout, Position
 from ingot.schedule.gpu.attention.scores import MIN_TILE_SIDE, Operand, Scores, head_span
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
@@ -53,16 +55,19 @@ def lower_attention_gradients(
     anchor = next(n for n in body.nodes() if isinstance(n.op, AttentionGradients))
     group = Group.of(body, ins, outs)
     inputs = [Operand.of(group, x) for x in anchor.inputs[:6]]
-    return _Gradients(anchor, group, Scores.of(anchor, group), inputs, machine).lower()
+    return Gradients(anchor, group, Scores.of(anchor, group), Dropout.of(anchor, group), inputs, machine).lower()
 
 
 @dataclass
-class _Gradients:
-    """inputs: q, k, v, g, y and sums."""
+class Gradients:
+    """inputs: q, k, v, g, y and sums. of_mask: whether gradients of scores are those of masked scores, not those of the
+    products of queries and keys."""
 
+    of_mask: ClassVar[bool] = False
     anchor: Node
     group: Group
     scores: Scores
+    dropout: Dropout | None
     inputs: list[Operand]
     machine: Machine
 
@@ -113,6 +118,7 @@ class _Gradients:
         change = top.let(k.reduce_axis("add", k.mul(k.cast(g, f32), k.cast(y, f32)), 1), "delta")
         store_tile(top, delta, self._row_offset(b, h, rows), change, rows.in_bounds)
         level = self.inputs[5].read(top, (b, h, rows.position), None)
+        draws = self.dropout.keys(top, b, h) if self.dropout else None
         dq = register(top, "dq", constant_tile(f32, (height, head_span(top, self.scores.depth, 1).position.lanes)))
 
         def add_keys(block: Block, at: Expr) -> None:
@@ -120,7 +126,8 @@ class _Gradients:
             key, v = (self._tile(block, i, (b, key_head), own_keys, own_keys.in_bounds) for i in (1, 2))
             s = self._product(block, q, k.transposed(key))
             index = b, h, rows.position, keys.position
-            _, ds = self._gradients(block, s, index, keys.in_bounds, level, change, (g, k.transposed(v)))
+            kept = self._kept(block, draws, (first, k.lane_indices(height, 0)), (at, k.lane_indices(width, 1)))
+            _, ds = self._gradients(block, s, index, keys.in_bounds, level, change, kept, (g, k.transposed(v)))
             block.store(dq, ZERO, k.tile_product(k.cast(ds, key.dtype), key, k.load(dq, ZERO)))
 
         end = self.scores.key_end(top, first, height)
@@ -150,6 +157,8 @@ class _Gradients:
             if self.scores.group_size > 1:
                 h = block.let(k.add(k.mul(key_head, integer(self.scores.group_size)), member), "h")
 
+            draws = self.dropout.keys(block, b, h) if self.dropout else None
+
             def add_queries(block: Block, at: Expr) -> None:
                 rows, own_rows = (Span.of(block, at, width, queries, axis, wraps=True) for axis in (1, 0))
                 q, g = (self._tile(block, i, (b, h), own_rows) for i in (0, 3))
@@ -157,15 +166,19 @@ class _Gradients:
                 change = read_at(block, delta, self._row_offset(b, h, rows), None)
                 s = self._product(block, key, k.transposed(q))
                 index = b, h, rows.position, keys.position
-                p, ds = self._gradients(block, s, index, rows.in_bounds, level, change, (v, k.transposed(g)))
+                kept = self._kept(block, draws, (at, k.lane_indices(width, 1)), (first, k.lane_indices(height, 0)))
+                p, ds = self._gradients(block, s, index, rows.in_bounds, level, change, kept, (v, k.transposed(g)))
                 block.store(dv, ZERO, k.tile_product(k.cast(p, g.dtype), g, k.load(dv, ZERO)))
                 block.store(dk, ZERO, k.tile_product(k.cast(ds, q.dtype), q, k.load(dk, ZERO)))
 
             block.loop("i", begin, dim_expr(queries), width, add_queries, multiple=width)
 
         top.loop("member", 0, self.scores.group_size, 1, add_head)
-        for i, total in ((1, dk), (2, dv)):
-            self._store(top, i, k.load(total, ZERO), (b, key_head), keys)
+        dv_value = k.load(dv, ZERO)
+        if self.dropout:
+            dv_value = k.mul(dv_value, k.lit(self.dropout.op.share, f32))
+        for i, total in ((1, k.load(dk, ZERO)), (2, dv_value)):
+            self._store(top, i, total, (b, key_head), keys)
         return self._step("key_gradients", chunk, chunks, top, delta)
 
     def _tile(self, block: Block, i: int, entry: tuple[Expr, Expr], rows: Span, mask: Expr | None = None) -> Expr:
@@ -179,6 +192,10 @@ class _Gradients:
         assert a.tile is not None and b.tile is not None
         return block.let(k.tile_product(a, b, constant_tile(f32, (a.tile[0], b.tile[1]))), "product")
 
+    def _kept(self, block: Block, draws: tuple[Expr, Expr] | None, query: Position, key: Position) -> Expr | None:
+        """Whether dropout keeps each score of a tile; None: all are kept."""
+        return self.dropout.kept(block, draws, query, key) if self.dropout and draws else None
+
     def _gradients(
         self,
         block: Block,
@@ -187,10 +204,12 @@ class _Gradients:
         in_bounds: Expr | None,
         level: Expr,
         change: Expr,
+        kept: Expr | None,
         operands: tuple[Expr, Expr],
     ) -> tuple[Expr, Expr]:
-        """The weights and the gradients of scores of a tile of unscaled products `s`. level, change: the queries' sums
-        and deltas. operands: those of the product that is the gradient of weights."""
+        """The weights, of which dropout has not yet multiplied those that are kept, and the gradients of scores of a
+        tile of unscaled products `s`. level, change: the queries' sums and deltas. kept: whether a score is kept.
+        operands: those of the product that is the gradient of weights."""
         op = self.scores.op
         if not self.scores.scales_in_exponent:
             s = self.scores.softcapped(k.mul(s, k.lit(op.scale, f32)))
@@ -206,11 +225,16 @@ class _Gradients:
             p = k.select(k.binary("eq", level, k.lit(inf, f32)), k.lit(0.0, f32), p)
         p = block.let(p, "p")
         dp = self._product(block, *operands)
-        scale = k.lit(op.scale, f32)
-        ds = k.mul(p, k.fma(*k.broadcast(dp, scale, k.mul(change, k.lit(-op.scale, f32)))))
-        if op.softcap:
-            share = block.let(k.mul(capped, k.lit(1 / op.softcap, f32)), "share")
-            ds = k.mul(ds, k.sub(k.lit(1.0, f32), k.mul(share, share)))
+        share, scale = self.dropout.op.share if self.dropout else 1.0, 1.0 if self.of_mask else op.scale
+        zero = k.lit(0.0, f32)
+        if kept is not None:
+            dp = k.select(kept, dp, zero)
+        ds = k.mul(p, k.fma(*k.broadcast(dp, k.lit(scale * share, f32), k.mul(change, k.lit(-scale, f32)))))
+        if kept is not None:
+            p = block.let(k.select(kept, p, zero), "kept")
+        if op.softcap and not self.of_mask:
+            capped_share = block.let(k.mul(capped, k.lit(1 / op.softcap, f32)), "share")
+            ds = k.mul(ds, k.sub(k.lit(1.0, f32), k.mul(capped_share, capped_share)))
         return p, block.let(ds, "ds")
 
     def _row_offset(self, b: Expr, h: Expr, rows: Span) -> Expr:
@@ -244,4 +268,4 @@ def _place(top: Block, chunk: Expr, sizes: Sequence[DimLike], height: int) -> tu
     return b, h, first, batch * heads * blocks
 
 
-__all__ = ["lower_attention_gradients"]
+__all__ = ["Gradients", "lower_attention_gradients"]

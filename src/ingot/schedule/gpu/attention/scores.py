@@ -11,7 +11,8 @@ from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node
 from ingot.ir.types import boolean, f32
-from ingot.ops import Attention, AttentionGradients, AttentionWithSums, PagedAttention
+from ingot.ops import Attention, PagedAttention
+from ingot.ops.nn.attention import Trained
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
@@ -61,7 +62,7 @@ class Scores:
         if not isinstance(depth, int) or not isinstance(width, int):
             raise CompileError("attention", expected="a static head size", got=f"{q.type} and {v.type}")
         op = anchor.op
-        assert isinstance(op, Attention | AttentionWithSums | AttentionGradients | PagedAttention)
+        assert isinstance(op, Attention | Trained | PagedAttention)
         masks = () if isinstance(op, PagedAttention) else op.mask(anchor.inputs)
         op = op if isinstance(op, Attention) else op.forward
         operand: Operand | None = None

@@ -47,7 +47,7 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 
 TILE_ELEMENTS, WARPS = 512, 4  # of a tile of runs and channels; 4 elements per thread
-MAX_GROUP_TAPS = 25  # whose sums fit in a program's registers
+MAX_GROUP_TAPS = 10  # whose sums fit in a program's registers
 MAX_LOADED_TAPS = 9  # whose loads overlap
 MIN_LANE_UTILIZATION = 0.8  # of the channels of tiles
 PROGRAMS_PER_PROCESSOR = 4  # per multiprocessor

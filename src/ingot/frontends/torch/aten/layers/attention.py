@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
-from ingot.frontends.torch.aten.random import dropped
 from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
 from ingot.frontends.torch.values import (
@@ -21,6 +21,8 @@ from ingot.frontends.torch.values import (
 )
 from ingot.ir.dims import Dim, DimLike, product
 from ingot.ir.node import Node
+from ingot.ir.types import DType, u64
+from ingot.ops import sampling
 
 aten = Table()
 
@@ -59,14 +61,17 @@ def attend(
     lead = q.shape[:-2]
     attention, operands = _attention(c, q, k, v, mask, causal, scale)
     if dropout:
-        q4, k4, v4, *masks = operands
-        weights = dropped(c, attention.weights(q4, k4, *masks), dropout)
-        # the queries that share keys are stacked
-        rows = ops.reshape(weights, (q4.shape[0], k4.shape[1], -1, k4.shape[2]))
-        result = reshape(ops.MatMul()(rows, v4), (*q4.shape[:3], v4.shape[3]))
+        op = ops.AttentionWithSums(attention.causal, attention.scale, dropout=dropout)
+        result = op(*operands, _seed(c, u64)).results[0]
     else:
         result = attention(*operands)
     return reshape(result, (*lead, *result.shape[-2:])) if len(lead) != 2 else result
+
+
+def _seed(c: Context, dtype: DType) -> Node:
+    """A seed of dropout, fresh in each call."""
+    key = c.key()
+    return cast(sampling.join_words(ops.index_axis(key, 0, 0), ops.index_axis(key, 0, 1)), dtype)
 
 
 def _attention(
@@ -99,23 +104,38 @@ def attention(
     return (result, *((None,) * 8)) if len(c.results) > 1 else result
 
 
-@aten(
-    "_scaled_dot_product_flash_attention.default", "_scaled_dot_product_efficient_attention.default",
-    "_scaled_dot_product_cudnn_attention.default", by_name=True,
-)  # fmt: skip
+def _with_sums(
+    c: Context, q: Node, k: Node, v: Node, bias: Node | None, dropout: float, causal: bool, scale: float | None
+) -> tuple[Node, Node | None, Node | None]:
+    """The result, the logarithms of the sums of exponentials and the seed of dropout, as torch returns them on GPUs."""
+    sums = next((t for t in c.results[1:2] if product(t.shape) != 0), None)
+    if sums is None:
+        return attend(c, q, k, v, bias, dropout, causal, scale), None, None
+    op, operands = _attention(c, q, k, v, bias, causal, scale)
+    seed = _seed(c, c.results[2].dtype) if dropout else None
+    result, own_sums = ops.AttentionWithSums(op.causal, op.scale, dropout=dropout)(
+        *operands, *(() if seed is None else (seed,))
+    ).results
+    padding = 0 if len(sums.shape) == 4 else sums.shape[2] - own_sums.shape[2]  # one kernel has 32 rows at a time
+    own_sums = reshape(ops.pad(own_sums, (0, 0, 0), (0, 0, padding)), sums.shape)
+    return result, own_sums, None if seed is None else expand(seed, c.results[2].shape)
+
+
+@aten("_scaled_dot_product_flash_attention.default", "_scaled_dot_product_cudnn_attention.default", by_name=True)
 def attention_with_sums(
     c: Context, q: Node, k: Node, v: Node, *, attn_bias: Node | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, **unused: object,
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """The result and the logarithms of the sums of exponentials, as torch returns them on GPUs."""
-    sums = next((t for t in c.results[1:2] if product(t.shape) != 0), None)
-    if dropout_p or sums is None:
-        result = attend(c, q, k, v, attn_bias, dropout_p, is_causal, scale)
-        return (result, *(None,) * 8)
-    op, operands = _attention(c, q, k, v, attn_bias, is_causal, scale)
-    result, own_sums = ops.AttentionWithSums(op.causal, op.scale)(*operands).results
-    padding = 0 if len(sums.shape) == 4 else sums.shape[2] - own_sums.shape[2]  # one kernel has 32 rows at a time
-    return result, reshape(ops.pad(own_sums, (0, 0, 0), (0, 0, padding)), sums.shape), *(None,) * 7
+    result, sums, seed = _with_sums(c, q, k, v, attn_bias, dropout_p, is_causal, scale)
+    return result, sums, *(None,) * 4, seed, *(None,) * 2
+
+
+@aten("_scaled_dot_product_efficient_attention.default", by_name=True)
+def efficient_attention(
+    c: Context, q: Node, k: Node, v: Node, *, attn_bias: Node | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, **unused: object,
+) -> tuple[Node | None, ...]:  # fmt: skip
+    return *_with_sums(c, q, k, v, attn_bias, dropout_p, is_causal, scale), None
 
 
 @aten("_scaled_dot_product_flash_attention_for_cpu_backward.default", by_name=True)
@@ -133,12 +153,22 @@ def flash_for_cpu_backward(
     "_scaled_dot_product_cudnn_attention_backward.default", by_name=True,
 )  # fmt: skip
 def backward_of_sums(
-    c: Context, grad: Node, q: Node, k: Node, v: Node, *, out: Node, logsumexp: Node, is_causal: bool = False,
-    attn_bias: Node | None = None, scale: float | None = None, **unused: object,
+    c: Context, grad: Node, q: Node, k: Node, v: Node, *, out: Node, logsumexp: Node, philox_seed: Node,
+    dropout_p: float = 0.0, is_causal: bool = False, attn_bias: Node | None = None,
+    grad_input_mask: Sequence[bool] = (), scale: float | None = None, **unused: object,
 ) -> tuple[Node | None, ...]:  # fmt: skip
-    """The gradients of q, k and v; calls with dropout or a trained bias are decomposed instead."""
-    op, operands = _attention(c, q, k, v, attn_bias, is_causal, scale)
+    """The gradients of q, k and v, and of the bias where it is wanted."""
+    attention, operands = _attention(c, q, k, v, attn_bias, is_causal, scale)
     sums = reshape(logsumexp, logsumexp.shape[:3])
     sums = ops.slice_axis(sums, 2, 0, q.shape[2])
-    gradients = ops.AttentionGradients(op.causal, op.scale)(*operands[:3], grad, out, sums, *operands[3:])
-    return (*gradients.results, None)
+    seed = ()
+    if dropout_p:
+        seed = (ops.index_axis(philox_seed, 0, 0) if philox_seed.type.rank else philox_seed,)
+    op = ops.AttentionGradients(attention.causal, attention.scale, dropout=dropout_p)
+    inputs = *operands[:3], grad, out, sums, *operands[3:], *seed
+    gradients = op(*inputs).results
+    if attn_bias is None or not any(grad_input_mask[3:]):
+        return *gradients, None
+    return *gradients, reshape(
+        ops.AttentionMaskGradient(op.causal, op.scale, dropout=op.dropout)(*inputs), attn_bias.shape
+    )
