@@ -168,8 +168,6 @@ class _Product:
             pack = repack(axes, b_at, b_layout.offset, operands_in_memory[1].dtype)
         packed_levels = levels_of(body, anchor, ins, operands.ins, a_layout, loops) if of_levels else None
         is_widened = of_levels and dtypes is not None and dtype.bits == 16 and estimate(m) >= MIN_WIDENED_ROWS
-        if is_widened:
-            axes = (*loops.cols, *loops.reduce)
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
         boxes: Boxes | None = None
         needs_copy = is_widened or (

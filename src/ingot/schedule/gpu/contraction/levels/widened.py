@@ -1,6 +1,6 @@
 """A copy of B in the type of the values, made before a product of many rows, which then reads it as any other matrix.
 
-    b[column, term] = (level - zero) * scale      rounded once, as in the tiles of few rows (`tile.py`)
+    b[term, column] = (level - zero) * scale      rounded once, as in the tiles of few rows (`tile.py`)
 
 A tile of levels takes several instructions an element, and tensor cores wait for them in each program that reads it.
 The copy takes them once.
@@ -22,7 +22,6 @@ from ingot.schedule.gpu.blocks import (
     all_of,
     index_hints,
     offset_of,
-    power_of_two,
     read_at,
     store_tile,
     tile_index,
@@ -32,16 +31,15 @@ from ingot.schedule.index import integer
 from ingot.schedule.lowered import Arg, Step
 
 MIN_ROWS = 512  # of A: with fewer, tiles of levels take less time than the copy and its product
-TILE_ELEMENTS, MAX_TILE_TERMS, WARPS = 4096, 512, 8
+TILE, WARPS = (64, 64), 8  # (columns, terms) of a program
 
 
 def widened_step(levels: Levels, loops: Loops, dtype: DType, args: Mapping[Buffer, Arg], result: Arg) -> Step:
-    """The kernel that writes B with contiguous terms. loops: with the strides of this copy as B's. args: of the
+    """The kernel that writes B with contiguous columns. loops: with the strides of this copy as B's. args: of the
     buffers of levels and parameters; result: of the copy."""
     columns, terms = (static_shape(tuple(x.extent for x in axes)) for axes in (loops.cols, loops.reduce))
     width, depth = prod(columns), prod(terms)
-    across = min(MAX_TILE_TERMS, power_of_two(depth))
-    down = TILE_ELEMENTS // across
+    down, across = TILE
     steps = -(-depth // across)
     top, chunk = Block(), k.var("chunk")
     first_column = top.let(k.mul(k.binary("div", chunk, integer(steps)), integer(down)), "first")
@@ -73,7 +71,10 @@ def widened_step(levels: Levels, loops: Loops, dtype: DType, args: Mapping[Buffe
     difference = levels.difference(top, fraction, FRACTION_BITS, zero)
     value = k.cast(k.mul(*k.broadcast(difference, k.cast(scale, f32))), dtype)
     copy = Buffer("widened", dtype, writable=True, align=ALIGNMENT_BYTES)
-    store_tile(top, copy, k.add(k.mul(column, integer(depth)), term), value, in_bounds)
+    (row,), in_rows = tile_index(top, first_term, across, (depth,), 0)
+    (column,), in_columns = tile_index(top, first_column, down, (width,), 1)
+    at = k.add(k.mul(row, integer(width)), column)
+    store_tile(top, copy, at, k.transposed(k.spread(value, TILE)), all_of(in_rows, in_columns))
     hints = (("warps", WARPS), ("stages", 1), *index_hints(width * levels.row_words(depth), width * depth))
     chunks = integer(-(-width // down) * steps)
     kernel = Kernel("widened", (*levels.sources, copy), (), chunk, chunks, top.body, hints=hints)
