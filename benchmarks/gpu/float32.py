@@ -5,7 +5,7 @@
 Each has three products: forward, the gradient of the input and that of the weight. Images and weights are channels
 last. Programs and PyTorch's calls are captured some times in CUDA graphs, which are replayed in turns; medians are
 told, and in brackets the deviation from PyTorch's result without TF32, relative to its norm. Totals count each as often
-as a training step has it. --exact adds products without TF32.
+as a training step has it. --exact adds products without TF32: by six of bf16 and by multiply-adds ("ieee").
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ IMAGES, ROWS = 32, 2048
 ROUNDS, CALLS = 7, 5
 KINDS = ("forward", "input", "weight")
 MAX_DEVIATION = {True: 4e-3, False: 1e-5}  # of the norm, with TF32 and without
+NAMES = {True: "tf32", None: "bf16x6", False: "ieee"}  # of `tf32`
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Conv:
     def _geometry(self) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         return [self.stride] * 2, [self.window // 2] * 2, [1, 1], False, [0, 0], 1
 
-    def graph(self, kind: str, tf32: bool) -> Graph:
+    def graph(self, kind: str, tf32: bool | None) -> Graph:
         margin, out, k = self.window // 2, -(-self.size // self.stride), self.window
         op = ops.Conv((self.stride,) * 2, ((margin, margin),) * 2, (1, 1), tf32=tf32)
         x = _input("x", (IMAGES, self.size, self.size, self.ins))
@@ -91,7 +92,7 @@ class Linear:
     is_transposed: bool
     count: int
 
-    def graph(self, kind: str, tf32: bool) -> Graph:
+    def graph(self, kind: str, tf32: bool | None) -> Graph:
         x, g = _input("x", (ROWS, self.ins)), _input("g", (ROWS, self.outs))
         w = _input("w", (self.outs, self.ins) if self.is_transposed else (self.ins, self.outs))
 
@@ -142,7 +143,7 @@ def _channels_last(x: Node) -> Node:
     return ops.Transpose((0, 2, 3, 1))(x)
 
 
-def build(case: Case, kind: str, tf32: bool, folder: str) -> Path:
+def build(case: Case, kind: str, tf32: bool | None, folder: str) -> Path:
     path = Path(tempfile.mkdtemp(dir=folder)) / "program"
     save(build_program(case.graph(kind, tf32), features_of(TARGET), 1), path, durable=False)
     return path
@@ -152,8 +153,8 @@ def _allow_tf32(tf32: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
 
-def measure(case: Case, kind: str, paths: dict[bool, Path]) -> dict[str, tuple[float, float]]:
-    """(microseconds, deviation) of each program, by whether it takes TF32, and of PyTorch."""
+def measure(case: Case, kind: str, paths: dict[bool | None, Path]) -> dict[str, tuple[float, float]]:
+    """(microseconds, deviation) of each program, by `tf32`, and of PyTorch with TF32 and without."""
     torch.manual_seed(0)
     data = [torch.randn([int(d) for d in x.shape], device="cuda") for x in case.graph(kind, True).inputs]
     _allow_tf32(False)
@@ -163,8 +164,8 @@ def measure(case: Case, kind: str, paths: dict[bool, Path]) -> dict[str, tuple[f
     deviations: list[float] = []
     for tf32, model in models.items():
         deviations.append(float((model(*data) - exact).norm() / exact.norm()))
-        calls["tf32" if tf32 else "f32"] = timed(lambda m=model: m(*data), CALLS)  # type: ignore[misc]
-    for tf32 in models:
+        calls[NAMES[tf32]] = timed(lambda m=model: m(*data), CALLS)  # type: ignore[misc]
+    for tf32 in sorted({bool(x) for x in models}, reverse=True):
         _allow_tf32(tf32)
         call = case.torch_call(kind, *data)
         deviations.append(float((call() - exact).norm() / exact.norm()))
@@ -190,7 +191,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn")) as pool,
     ):
-        choices = (True, False) if asked.exact else (True,)
+        choices = (True, None, False) if asked.exact else (True,)
         jobs = {(*at, tf32): pool.submit(build, *at, tf32, folder) for tf32 in choices for at in todo}
         wait(jobs.values(), 0.7 * asked.seconds)  # nothing is timed while something is compiled
         for case, kind in todo:

@@ -9,13 +9,16 @@ from ingot.debug.gpu_probe import Peak, copy_kernel, peak_kernel
 from ingot.ir.kernel.interp import run_kernel
 from ingot.ir.kernel.verify import verify_kernel
 from ingot.ir.types import DType, bf16, f16, f32, i8
+from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.targets.cuda.triton import print_kernel
 
 
-@pytest.mark.parametrize(("dtype", "tf32"), [(f16, False), (bf16, False), (i8, False), (f32, False), (f32, True)])
-def test_products(dtype: DType, tf32: bool) -> None:
+@pytest.mark.parametrize("dtype", [f16, bf16, i8, f32])
+@pytest.mark.parametrize(("tf32", "bf16x6"), [(False, False), (True, False), (False, True)])
+def test_products(dtype: DType, tf32: bool, bf16x6: bool) -> None:
     rng = np.random.default_rng(0)
-    kernel = peak_kernel(Peak(16, 32, 16, 2, 3, 4), dtype, tf32)
+    tf32, bf16x6 = tf32 and dtype == f32, bf16x6 and dtype == f32
+    kernel = peak_kernel(Peak(16, 32, 16, 2, 3, 4), Multiplied((dtype, dtype), tf32, bf16x6))
     verify_kernel(kernel, "the probe")
     text = print_kernel(kernel).text
     assert "tl.dot" in text and ('"tf32"' in text) is tf32

@@ -74,7 +74,7 @@ def compile(
         precision: the type in which weights are stored: "float32", "bfloat16" (which the values multiplied with them
             take, too) or "float16". Sums and all other values stay f32; inputs and outputs keep their types
             (docs/reference/precision.md). "tf32": float32, which NVIDIA GPUs may cut to 10 bits of fraction where they
-            multiply it.
+            multiply it. "ieee": float32, multiplied by multiply-adds alone.
         activations: what weights of few bits are multiplied with: "float32", or "int8", values rounded to 8 bits in
             blocks, as llama.cpp does unasked: products of bytes, several times as fast (docs/reference/quantized.md).
         threads: the threads of a call; by default the physical cores that this process may use.

@@ -62,8 +62,8 @@ def train(
         clip_norm, clip_value: bounds on the global norm of the gradients, and on each element.
         accumulate: the number of calls whose mean gradient makes one update.
         precision: the type of the operands of products: "float32", "bfloat16", "float16" (with a loss scale that
-            adapts) or "tf32" (float32, multiplied as TF32 by NVIDIA GPUs). Parameters, sums and all other values stay
-            as they are.
+            adapts), "tf32" (float32, multiplied as TF32 by NVIDIA GPUs) or "ieee" (float32, by multiply-adds).
+            Parameters, sums and all other values stay as they are.
         skip_nonfinite: skip the update if a gradient is NaN or infinite, so that `first_nan` can name its origin.
         adversary: an `ingot.Adversary`, which attacks the inputs of each batch: adversarial training.
         target, dynamic, threads: as for `compile`.

@@ -75,7 +75,7 @@ Precision = Annotated[
     typer.Option(
         metavar="TYPE",
         help="The type of stored weights: float32, bfloat16, float16. Sums are float32. tf32: float32, multiplied as "
-        "TF32 by NVIDIA GPUs.",
+        "TF32 by NVIDIA GPUs. ieee: float32, by multiply-adds alone.",
     ),
 ]
 Activations = Annotated[

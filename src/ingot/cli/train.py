@@ -46,7 +46,9 @@ def train(
     trainable: Annotated[list[str] | None, typer.Option(help="A pattern of parameters to train. Repeatable.")] = None,
     clip_norm: Annotated[float | None, typer.Option(help="Bound on the global norm of the gradients.")] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="Calls whose mean gradient is one update.")] = 1,
-    precision: Annotated[str, typer.Option(help="Operands of products: float32, bfloat16, float16, tf32.")] = "float32",
+    precision: Annotated[
+        str, typer.Option(help="Operands of products: float32, bfloat16, float16, tf32, ieee.")
+    ] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of samples and of dropout.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="By default MODEL.trained.onnx.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The file for checkpoints.")] = None,

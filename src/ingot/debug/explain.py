@@ -160,18 +160,18 @@ def _measured(build: Build, moved_bytes: int) -> Rates:
     return measure(build.threads, moved_bytes)
 
 
-def _multiplied(build: Build) -> tuple[DType, bool]:
-    """The operand type of the majority of the products, and whether they are of TF32."""
+def _multiplied(build: Build) -> tuple[DType, bool | None]:
+    """The operand type of the majority of the products, and their `tf32`."""
     sizes = size_hints(build.graph)
-    flops: dict[tuple[DType, bool], int] = {}
+    flops: dict[tuple[DType, bool | None], int] = {}
     for launch in build.launches:
         assert isinstance(launch.node.op, Group)
         for node in launch.node.op.body.nodes():
             if node.op.stored_values:
                 count = estimate(substitute(node.op.flops(*(i.type for i in node.inputs)), sizes))
-                kind = node.inputs[0].dtype, bool(getattr(node.op, "tf32", False))
+                kind = node.inputs[0].dtype, getattr(node.op, "tf32", None)
                 flops[kind] = flops.get(kind, 0) + count
-    return max(flops, key=lambda kind: flops[kind], default=(f32, False))
+    return max(flops, key=lambda kind: flops[kind], default=(f32, None))
 
 
 def _explanation(

@@ -16,6 +16,7 @@ from ingot.runtime.cuda.driver import driver
 from ingot.runtime.executor import CompiledModel
 from ingot.schedule.block import Block
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
+from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 from ingot.support.native import Features
@@ -43,18 +44,22 @@ class Peak:
         return 2 * prod((self.rows, self.columns, self.depth, self.programs, self.iterations))
 
 
-def measure(features: Features, dtype: DType, tf32: bool = False) -> Rates:
-    """dtype: of the operands whose products are counted; what tensor cores have none of is multiplied in f32. tf32:
-    whether f32 is cut to TF32."""
+def measure(features: Features, dtype: DType, tf32: bool | None = None) -> Rates:
+    """dtype: of the operands whose products are counted; what tensor cores have none of is multiplied in f32. tf32: see
+    `ops.DotGeneral`."""
     dtype = dtype if dtype in TENSOR_CORES else f32
     target = target_of(features)
     machine = target.machine(features, 1, {})
-    processors, tf32 = machine.processors, tf32 and dtype == f32 and machine.has_tf32
-    peak = Peak(128, 256, 32 if tf32 else 64, processors, 4000, 8)
-    peak = peak if dtype != f32 or tf32 else Peak(64, 64, 16, 4 * processors, 2000, 4)
+    processors, is_cut = machine.processors, bool(tf32) and dtype == f32 and machine.has_tf32
+    multiplied = Multiplied((dtype, dtype), is_cut, dtype == f32 and tf32 is None and machine.gains_by_bf16x6)
+    peak = Peak(128, 256, 32 if is_cut else 64, processors, 4000, 8)
+    if multiplied.bf16x6:
+        peak = Peak(128, 128, 32, processors, 1500, 8)
+    elif not multiplied.by_tensor_cores:
+        peak = Peak(64, 64, 16, 4 * processors, 2000, 4)
     assembler = target.assembler(features)
     chunks = _COPY_BYTES // 2 // 4 // _PROGRAM_ELEMENTS
-    for kernel in (peak_kernel(peak, dtype, tf32), copy_kernel(chunks)):
+    for kernel in (peak_kernel(peak, multiplied), copy_kernel(chunks)):
         assembler.add(kernel)
     steps = (
         rt.Step("peak", ((0, 0), (1, 0), (2, 0)), (), peak.programs, device=target.name),
@@ -89,8 +94,10 @@ def _sums(dtype: DType) -> DType:
     return i32 if dtype == i8 else f32
 
 
-def peak_kernel(peak: Peak, dtype: DType, tf32: bool = False) -> Kernel:
+def peak_kernel(peak: Peak, multiplied: Multiplied) -> Kernel:
     """sums = sums + a . b, as often as there are iterations; all programs but the first keep theirs."""
+    assert multiplied.dtypes is not None
+    dtype = multiplied.dtypes[0]
     chunk, top, sum_dtype = k.var("chunk"), Block(), _sums(dtype)
     a, b = Buffer("a", dtype, align=ALIGNMENT_BYTES), Buffer("b", dtype, align=ALIGNMENT_BYTES)
     sums = Buffer("out", sum_dtype, writable=True, align=ALIGNMENT_BYTES)
@@ -105,7 +112,7 @@ def peak_kernel(peak: Peak, dtype: DType, tf32: bool = False) -> Kernel:
     top.store(acc, ZERO, Lit(sum_dtype, prod(tile), 0.0 if sum_dtype.is_float else 0, tile=tile))
 
     def multiply(body: Block, turn: k.Expr) -> None:
-        body.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO), tf32))
+        body.store(acc, ZERO, multiplied.product(body, x, y, k.load(acc, ZERO)))
 
     top.loop("t", 0, peak.iterations, 1, multiply)
     first = k.spread(k.binary("eq", chunk, ZERO), tile)

@@ -51,9 +51,16 @@ def _settings_of_products(graph: Graph) -> tuple[set[bool | None], set[bool | No
 @pytest.mark.parametrize("allowed", [True, False])
 def test_convolutions_and_their_gradients_keep_the_setting(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
     monkeypatch.setattr(importer, "convolutions_take_tf32", lambda: allowed)
+    monkeypatch.setattr(importer, "products_take_tf32", lambda: True)  # which become the option
     graph = import_flat(traced(_step, *SHAPES, device="cuda"), {}).graph
     assert _settings_of_products(graph) == ({allowed}, {None})
     assert _settings_of_products(lower_precision(lower_model_ops(graph), "tf32")) == ({allowed}, {True})
+
+
+def test_convolutions_leave_it_open_where_neither_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("convolutions_take_tf32", "products_take_tf32"):
+        monkeypatch.setattr(importer, name, lambda: False)
+    assert _settings_of_products(import_flat(traced(_step, *SHAPES, device="cuda"), {}).graph) == ({None}, {None})
 
 
 def test_tensors_on_the_cpu_have_none() -> None:

@@ -50,6 +50,19 @@ def tf32() -> Graph:
     return Graph((x, w), (ops.Relu()(z),))
 
 
+def limbs() -> Graph:
+    """A product of f32 large enough that its limbs are in memory."""
+    x, w = operand("x", f32, (2048, 1024)), operand("w", f32, (1024, 256))
+    return Graph((x, w), (ops.DotGeneral(((), ()), ((1,), (0,)))(x, w),))
+
+
+def bf16x6() -> Graph:
+    """A convolution of f32, whose limbs are made in registers."""
+    x, w = operand("x", f32, (32, 30, 30, 128)), operand("w", f32, (128, 128, 3, 3))
+    one, no = (1, 1), ((0, 0), (0, 0))
+    return Graph((x, w), (ops.Relu()(ops.Convolution(one, no, one, one, "NHWC", "OIHW", "NHWC")(x, w)),))
+
+
 def softmax() -> Graph:
     x = operand("x", f32, (8, 40))
     return Graph((x,), (ops.Softmax(1)(x),))
@@ -170,6 +183,7 @@ CASES = {
     "parts": parts, "token": token, "depthwise": depthwise, "gated": gated, "levels": levels, "boxes": boxes,
     "eight": eight, "merged": merged, "scanned": scanned, "scattered": scattered, "digits": digits,
     "long": long, "pool": pool, "recurrent": recurrent, "normed": normed, "tf32": tf32,
+    "bf16x6": bf16x6, "limbs": limbs,
 }  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ingot import ops
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten import ATEN
 from ingot.frontends.torch.aten.complex import complex_handler, is_complex, on_complex
-from ingot.frontends.torch.convert import Sizes, convolutions_take_tf32, location, to_numpy
+from ingot.frontends.torch.convert import Sizes, convolutions_take_tf32, location, products_take_tf32, to_numpy
 from ingot.frontends.torch.custom import registered_handler
 from ingot.frontends.torch.higher_order import HIGHER_ORDER
 from ingot.frontends.torch.numbers import number_of
@@ -328,10 +328,13 @@ def _memory(node: fx.Node, env: _Env, sizes: Sizes) -> Memory | None:
 
 
 def _tf32(meta: object) -> bool | None:
-    """PyTorch's setting for convolutions where the results are on a GPU, which their attribute `tf32` gets."""
+    """PyTorch's setting for convolutions where the results are on a GPU, which their attribute `tf32` gets: False only
+    if that for products, which the option `precision` becomes, is another."""
     results = meta if isinstance(meta, list | tuple) else (meta,)
     is_on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in results)
-    return convolutions_take_tf32() if is_on_gpu else None
+    if not is_on_gpu:
+        return None
+    return convolutions_take_tf32() or (False if products_take_tf32() else None)
 
 
 def _tensor_types(meta: object, sizes: Sizes) -> tuple[TensorType, ...]:

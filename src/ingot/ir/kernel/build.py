@@ -232,9 +232,9 @@ def transposed(a: Expr) -> Expr:
     return Transposed(a.dtype, a.lanes, a, tile=(a.tile[1], a.tile[0]))
 
 
-def tile_product(a: Expr, b: Expr, c: Expr, tf32: bool = False) -> Expr:
+def tile_product(a: Expr, b: Expr, c: Expr, tf32: bool = False, *, is_apart: bool = False) -> Expr:
     """a @ b + c of tiles."""
-    return TileProduct(c.dtype, c.lanes, a, b, c, tf32, tile=c.tile)
+    return TileProduct(c.dtype, c.lanes, a, b, c, tf32, is_apart, tile=c.tile)
 
 
 def quad_product(words: tuple[Expr, Expr], terms: tuple[Expr, ...], dtype: DType, zero: int, row: int) -> Expr:

@@ -9,7 +9,7 @@
              | Load(buffer, index, mask) | Gather(buffer, index, mask) | Reduce(fn, a)
              | Shuffle(a, b, pick) | Extract(a, lane) | Lookup(table, index) | Either(a, b)
            | Range | Spread(a) | ReduceAlong(fn, a, axis) | ScanAlong(fn, a, axis) | Transposed(a)
-           | TileProduct(a, b, c, tf32) | QuadProduct(words, terms, zero, row) | LaneSums(values)
+           | TileProduct(a, b, c, tf32, is_apart) | QuadProduct(words, terms, zero, row) | LaneSums(values)
            | TileLoad(buffer, row, column)
 
 Statements are ordered; expressions have no effects, and a Load reads memory at the point of its statement. Every
@@ -324,12 +324,14 @@ class TileProduct(Expr):
     """The matrix product of the tiles a (m x k) and b (k x n), added to c (m x n), in c's type, in an order that the
     target chooses. Products of 8-bit floats, whose types may differ, are summed with 13 bits below the leading bit of
     the largest one, and then added to c (docs/reference/precision.md). tf32: the fractions of operands of f32 are cut
-    to 10 bits; otherwise they are not rounded to a narrower type."""
+    to 10 bits; otherwise they are not rounded to a narrower type. is_apart: the products are summed first, and then
+    added to c, where hardware would cut the products to the bits of c."""
 
     a: Expr
     b: Expr
     c: Expr
     tf32: bool = False
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

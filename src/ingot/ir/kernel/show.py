@@ -177,7 +177,7 @@ class _Texts:
             case k.Transposed():
                 return f"transposed({self.of(e.a)})", 9
             case k.TileProduct():
-                name = "product.tf32" if e.tf32 else "product"
+                name = "product" + ".tf32" * e.tf32 + ".apart" * e.is_apart
                 return f"{name}({self.of(e.a)}, {self.of(e.b)}, {self.of(e.c)})", 9
             case k.QuadProduct():
                 words, terms = (", ".join(map(self.of, x)) for x in (e.words, e.terms))

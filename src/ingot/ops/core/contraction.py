@@ -5,8 +5,10 @@ where their bits differ, so a sum of K products is K - 2 * (the number of bits t
 compute that number in i32 (Courbariaux et al. 2016, "Binarized Neural Networks"; Rastegari et al. 2016, "XNOR-Net").
 
 TF32. Tensor cores of NVIDIA GPUs multiply f32 whose fractions are cut to 10 of 23 bits (NVIDIA A100 whitepaper, 2020),
-and add in f32. `tf32` tells whether that suffices: True, False for all bits, None where the option `precision` decides
-(`passes.core.dtypes.tf32`). It has a meaning for operands of f32 alone; machines without such products use all bits.
+and add in f32. `tf32` tells whether that suffices: True, False for multiply-adds of f32, None where the option
+`precision` decides (`passes.core.dtypes.precision`), by default for errors of at most such multiply-adds, which tensor
+cores reach by BF16x6 (`schedule.gpu.contraction.operand_types`). It has a meaning for operands of f32 alone; machines
+without such products use all bits.
 """
 
 from __future__ import annotations

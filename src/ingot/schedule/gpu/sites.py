@@ -40,7 +40,7 @@ def product_site(
 
     kind = ("packed" if packed else "in place") + (f" turns of {shape.fixed_step}" if shape.fixed_step else "")
     kind += f" {len(anchors)} together" if len(anchors) > 1 else ""
-    kind += " tf32" if shape.tf32 else ""
+    kind += " tf32" if shape.tf32 else " bf16x6" if shape.bf16x6 else ""
     key = _key(body, anchors[0], f"{kind} {_loops(loops)}")
     return Site(key, default, lambda: [t for t in others if admits(t)], neighbors, admits)
 

@@ -382,7 +382,7 @@ class _Text:
     def product(self, e: k.TileProduct) -> str:
         precision = f', input_precision="{"tf32" if e.tf32 else "ieee"}"' if e.a.dtype == f32 else ""
         a, b, c = self.tensor(e.a), self.tensor(e.b), self.tensor(e.c)
-        if e.a.dtype in NARROW_FORMATS:  # a run of terms is the depth of the tile
+        if e.a.dtype in NARROW_FORMATS or e.is_apart:  # Triton would join the sum with a product without that argument
             assert e.a.tile is not None
             return f"({c} + tl.dot({a}, {b}, max_num_imprecise_acc={e.a.tile[1]}))"
         return f"tl.dot({a}, {b}, {c}{precision}, out_dtype=tl.{type_name(e.dtype)})"

@@ -151,7 +151,9 @@ def train_model(
     if not (loss is None or isinstance(loss, str) or callable(loss)):
         raise InputError("loss", expected="a name, a function of the model's framework, or None", got=repr(loss))
     check_number("seed", seed, "a whole number", lambda v: True, whole=True)
-    options = Options(target, thread_count(threads), precision="tf32" if precision == "tf32" else "float32")
+    options = Options(
+        target, thread_count(threads), precision=precision if precision in ("tf32", "ieee") else "float32"
+    )
     on_gpu = parse_target(target)[0].overlaps_exchanges  # an unknown target is rejected before the model is read
     is_named_loss = isinstance(loss, str)
     targets = tuple(example_targets) if isinstance(example_targets, tuple | list) else (example_targets,)

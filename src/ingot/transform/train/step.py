@@ -28,7 +28,7 @@ from ingot.transform.train.adversary import Adversary
 from ingot.transform.train.losses import loss_named, metric_named
 from ingot.transform.train.sources import StateTensor, Trainable
 
-PRECISIONS: dict[str, DType | None] = {"float32": None, "bfloat16": bf16, "float16": f16, "tf32": None}
+PRECISIONS: dict[str, DType | None] = {"float32": None, "bfloat16": bf16, "float16": f16, "tf32": None, "ieee": None}
 LR, TARGET = "lr", "target"
 UPDATES, ACCUMULATED, SCALE, CLEAN_UPDATES = "updates", "accumulated turns", "loss scale", "updates since an overflow"
 _INITIAL_SCALE, _UPDATES_PER_GROWTH = 65536.0, 2000  # as PyTorch's GradScaler

@@ -153,12 +153,15 @@ def test_convolutions() -> None:
     same_values(g, lower_precision(g, "float16"), tolerance=0.01)
 
 
-def test_tf32_is_allowed_where_a_product_leaves_it_open() -> None:
+@pytest.mark.parametrize(("precision", "settings"), [
+    ("tf32", ["False", "True", "True"]), ("ieee", ["False", "False", "True"]), ("float32", ["False", "None", "True"]),
+])  # fmt: skip
+def test_how_f32_is_multiplied_where_a_product_leaves_it_open(precision: str, settings: list[str]) -> None:
     """No type changes, and what is settled stays."""
     y, w = arg("x", 4, 6), arg("w", 6, 6)
     for tf32 in (None, False, True):
         y = ops.DotGeneral(((), ()), ((1,), (0,)), tf32=tf32)(y, w)
-    lowered = lower_precision(graph(y), "tf32")
+    lowered = lower_precision(graph(y), precision)
     products = [n for n in lowered.nodes() if isinstance(n.op, ops.DotGeneral)]
-    assert sorted(str(getattr(n.op, "tf32", None)) for n in products) == ["False", "True", "True"]
+    assert sorted(str(getattr(n.op, "tf32", None)) for n in products) == settings
     assert all(n.dtype == f32 for n in lowered.nodes())

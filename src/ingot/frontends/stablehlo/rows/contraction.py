@@ -20,7 +20,7 @@ Sides = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _tf32(c: Call) -> bool | None:
-    """Whether TF32 suffices: not where both operands' precision is HIGHEST, else it is left to the compiler."""
+    """`tf32`: multiply-adds of f32 where both operands' precision is HIGHEST, else it is left to the compiler."""
     config = c.attributes.get("precision_config")
     precisions = [p.text for p in config if isinstance(p, Raw)] if isinstance(config, list | tuple) else []
     return False if precisions and all("HIGHEST" in p for p in precisions) else None

@@ -14,7 +14,7 @@
   maxima, work on narrow values, as rounding commutes with them. The inputs and outputs of the model keep their types,
   and outputs are not rounded.
 - "tf32" changes no type: it allows products of f32 that leave the choice open (`tf32` is None, see
-  `ops.core.contraction`) to cut their operands to TF32 as they read them.
+  `ops.core.contraction`) to cut their operands to TF32 as they read them. "ieee" does not: these are multiply-adds.
 - A weight that is too large for the narrow type stays f32, and so does the product; a warning names it.
 """
 
@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -39,7 +40,8 @@ from ingot.support.errors import InputError
 from ingot.support.log import Log
 
 _log = Log("ingot.precision")
-STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16, "tf32": f32}
+STORED: dict[str, DType] = {"float32": f32, "bfloat16": bf16, "float16": f16, "tf32": f32, "ieee": f32}
+_TF32 = {"tf32": True, "ieee": False}  # of products that leave it open
 
 
 def lower_precision(graph: Graph, precision: str, same_types: bool = False, pairs_levels: bool = False) -> Graph:
@@ -51,14 +53,14 @@ def lower_precision(graph: Graph, precision: str, same_types: bool = False, pair
     stored = STORED.get(precision)
     if stored is None:
         raise InputError("precision", expected=" or ".join(STORED), got=repr(precision), fix=_fix(precision))
-    if precision == "tf32":
-        return graph.with_outputs(rebuild(graph.outputs, rule=_with_tf32))
+    if precision in _TF32:
+        return graph.with_outputs(rebuild(graph.outputs, rule=partial(_with_tf32, tf32=_TF32[precision])))
     return graph if stored == f32 else _Narrowing(graph, stored, same_types, pairs_levels and stored == bf16).run()
 
 
-def _with_tf32(n: Node, inputs: Sequence[Node]) -> Node:
+def _with_tf32(n: Node, inputs: Sequence[Node], tf32: bool) -> Node:
     is_open = isinstance(n.op, ops.DotGeneral | ops.Convolution | ops.KernelGradient) and n.op.tf32 is None
-    return replace(n.op, tf32=True)(*inputs, loc=n.loc) if is_open else n.with_inputs(inputs)
+    return replace(n.op, tf32=tf32)(*inputs, loc=n.loc) if is_open else n.with_inputs(inputs)
 
 
 def _fix(precision: object) -> str | None:

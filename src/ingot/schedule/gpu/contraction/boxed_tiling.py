@@ -46,7 +46,7 @@ SHAPES = (  # rows, columns, warps; of equal times, the first
 @dataclass(frozen=True)
 class BoxedProduct:
     """The sizes of a product whose epilogue has no costly ops. step: the terms of a short k-step. epilogue_bytes: as in
-    `ProductShape`. rate: multiply-adds of a multiprocessor in a microsecond."""
+    `ProductShape`. rate: multiply-adds of a multiprocessor in a microsecond. sums: accumulators of an element."""
 
     rows: int
     columns: int
@@ -56,6 +56,7 @@ class BoxedProduct:
     step: int
     epilogue_bytes: int
     rate: float
+    sums: int = 1
 
     @property
     def is_fitted(self) -> bool:
@@ -93,7 +94,7 @@ class BoxedProduct:
     def _stages(self, tile: tuple[int, int], step: int, parts: int, resident: int, machine: Machine) -> int | None:
         """The k-steps under way of each of `resident` programs; None if there are too few."""
         rows, columns = tile
-        if resident > 1 and 2 * machine.registers // (rows * columns) < resident:
+        if resident > 1 and 2 * machine.registers // (self.sums * rows * columns) < resident:
             return None
         most = self._most_stages(tile, step, resident, machine)
         steps = -(-self.terms // parts // step)

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product as product_of
+from math import inf
 from typing import TypeAlias
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
-from ingot.ir.kernel import Buffer, Expr, Lit, ReleaseConsumers, Tile
+from ingot.ir.kernel import Buffer, Expr, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import DType
+from ingot.ir.types import bf16
 from ingot.ops import Dequantize
 from ingot.ops.core.base import is_contraction
 from ingot.schedule import index as ix
@@ -41,7 +42,7 @@ from ingot.schedule.gpu.blocks import (
     repack,
     tile_index,
 )
-from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of
+from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of, limbs_of, limbs_step, sums_of_limbs
 from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
 from ingot.schedule.gpu.contraction.columns import (
     columns_step,
@@ -51,12 +52,12 @@ from ingot.schedule.gpu.contraction.columns import (
     strided_terms,
 )
 from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.contraction.levels.packed import MIN_TERMS, Levels, levels_of
+from ingot.schedule.gpu.contraction.levels.packed import Levels, levels_of, step_of_levels
 from ingot.schedule.gpu.contraction.levels.tile import TileOfLevels
 from ingot.schedule.gpu.contraction.levels.widened import MIN_ROWS as MIN_WIDENED_ROWS
 from ingot.schedule.gpu.contraction.levels.widened import widened_step
 from ingot.schedule.gpu.contraction.open_rows import lower_open_rows
-from ingot.schedule.gpu.contraction.operand_types import Multiplied
+from ingot.schedule.gpu.contraction.operand_types import LIMBS, Multiplied
 from ingot.schedule.gpu.contraction.reduction import (
     TermBlocks,
     has_other_users,
@@ -64,8 +65,8 @@ from ingot.schedule.gpu.contraction.reduction import (
     reduction_offsets,
 )
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
-from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem
-from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, vectors_first
+from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem, part_length
+from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, tile_of_program, vectors_first
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
@@ -74,10 +75,8 @@ from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
 
-ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
 MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its programs adds
 MIN_BLOCK_TERMS = 32  # of a k-step
-MAX_FEW_ROWS = 64  # of A, whose products with levels take less time than what loads these
 MIN_RUN = 16  # elements side by side of rows and of columns that are read in blocks of terms
 
 
@@ -131,13 +130,13 @@ class _Product:
     loops: Loops
     tiling: Tiling
     site: Site
-    dtypes: tuple[DType, DType] | None
+    multiplied: Multiplied
     packs: tuple[Pack, ...] = ()
     packed: tuple[tuple[Buffer, Arg], ...] = ()
     levels: Levels | None = None
     boxes: Boxes | None = None  # None: the tiling copies by addresses
     copy: _Copy | None = None
-    tf32: bool = False
+    matrices: Boxes | None = None  # of f32, of whose limbs `boxes` are
 
     @staticmethod
     def of(
@@ -159,8 +158,8 @@ class _Product:
         extents = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
         m, n, depth, batch = extents
         pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
-        multiplied = Multiplied.of(anchor, machine)
-        dtypes, tf32 = multiplied.dtypes, multiplied.tf32
+        multiplied = Multiplied.of(anchor, machine, (m, n, depth))
+        dtypes = multiplied.dtypes
         dtype = dtypes[0] if dtypes else x.dtype
         if multiplied.needs_contiguous_terms:
             axes = (*loops.batch, *loops.cols, *loops.reduce)
@@ -169,15 +168,20 @@ class _Product:
         packed_levels = levels_of(body, anchor, ins, operands.ins, a_layout, loops) if of_levels else None
         is_widened = of_levels and dtypes is not None and dtype.bits == 16 and estimate(m) >= MIN_WIDENED_ROWS
         a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
-        boxes: Boxes | None = None
+        boxes, matrices = None, None
+        if multiplied.bf16x6 and machine.has_box_copies:
+            b_source = (0, Arg("pack", 0)) if pack else (b.offset, Arg("in", b_at))
+            packed = packed_loops(loops, axes) if pack else loops
+            matrices = boxes_of(packed, multiplied, (a.offset, Arg("in", a_at)), b_source, is_aligned=False)
         needs_copy = is_widened or (
             pack is None
+            and matrices is None
             and packed_levels is None
             and dtypes is not None
             and (
                 needs_term_copy(loops, b.offset)
-                if tf32 and multiplied.needs_contiguous_terms
-                else needs_column_copy(loops, b.offset, y.dtype, tf32)
+                if multiplied.tf32 and multiplied.needs_contiguous_terms
+                else needs_column_copy(loops, b.offset, y.dtype, multiplied.by_tensor_cores)
             )
         )
         read_loops = packed_loops(loops, axes) if pack or needs_copy else loops
@@ -189,19 +193,25 @@ class _Product:
         fixed_step, packed_halves = 0, 1
         if packed_levels is not None and not is_widened:
             levels = packed_levels.levels
-            fixed_step, packed_halves = _step_of_levels(levels, dtype, estimate(m)), 16 // levels.bits
+            fixed_step, packed_halves = step_of_levels(levels, dtype, estimate(m)), 16 // levels.bits
+        products = LIMBS * (LIMBS + 1) // 2 if matrices else 1
         costly_ops = sum(n.op.costly for n in body.nodes())
         others = [n for n in (*body.inputs, *body.outputs) if n not in operands_in_memory]
         epilogue_bytes = sum(n.dtype.nbytes for n in others if n.types[0].size == anchor.types[0].size)
         shape = ProductShape(
-            m, n, depth, batch, dtype, fixed_step=fixed_step, packed_halves=packed_halves,
-            allows_boxes=boxes is not None, is_a_transposed=boxes is not None and boxes[0].is_transposed,
-            costly_ops=costly_ops, epilogue_bytes=epilogue_bytes, tf32=tf32,
+            m, n, products * depth, batch, bf16 if matrices else dtype, fixed_step=fixed_step,
+            packed_halves=packed_halves, allows_boxes=boxes is not None or matrices is not None,
+            is_a_transposed=boxes is not None and boxes[0].is_transposed, costly_ops=costly_ops,
+            epilogue_bytes=epilogue_bytes, tf32=multiplied.tf32, bf16x6=multiplied.bf16x6,
             has_strided_terms=multiplied.needs_contiguous_terms and any(strided_terms(read_loops)),
         )  # fmt: skip
         site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
         tiling = decided(site, machine, Tiling)
         boxes = boxes if tiling.boxes else None
+        if matrices is not None:
+            first = 0 if tiling.parts == 1 else len(tiles_of(tiling))
+            terms = estimate(part_length(depth, tiling.depth, tiling.parts)) * tiling.parts
+            boxes = limbs_of(matrices, terms, (Arg("temp", first), Arg("temp", first + 1)))
         if packed_levels is not None:
             for index in packed_levels.unread:
                 group = group.without(index)
@@ -209,11 +219,11 @@ class _Product:
             b = _Operand(packed_levels.levels.buffer, 0)
             loops = packed_loops(loops, (*loops.reduce, *loops.cols))
             return _Product(
-                group, anchor, a, b, loops, tiling, site, dtypes, packed_levels.packs, packed_levels.arguments(),
+                group, anchor, a, b, loops, tiling, site, multiplied, packed_levels.packs, packed_levels.arguments(),
                 packed_levels.levels,
             )  # fmt: skip
         if pack is None and not needs_copy:
-            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, boxes=boxes, tf32=tf32)
+            return _Product(group, anchor, a, b, loops, tiling, site, multiplied, boxes=boxes, matrices=matrices)
         if packed_levels is None and not has_other_users(body, body.inputs[b_at], anchor):
             group = group.without(b_at)
         source_loops, loops = loops, packed_loops(loops, axes)
@@ -228,11 +238,13 @@ class _Product:
             boxes = boxes and (boxes[0], replace(boxes[1], arg=result))
             packs = packed_levels.packs if packed_levels is not None else ()
             b, copy = _Operand(Buffer("b", y.dtype, align=ALIGNMENT_BYTES), 0), _Copy(copy_step, result)
-            return _Product(group, anchor, a, b, loops, tiling, site, dtypes, packs, boxes=boxes, copy=copy, tf32=tf32)
+            return _Product(group, anchor, a, b, loops, tiling, site, multiplied, packs, boxes=boxes, copy=copy)
         buffer = Buffer("b", pack.dtype, align=ALIGNMENT_BYTES)
         b = _Operand(buffer, 0)
-        packed = () if boxes is not None else ((buffer, Arg("pack", 0)),)
-        return _Product(group, anchor, a, b, loops, tiling, site, dtypes, (pack,), packed, boxes=boxes, tf32=tf32)
+        packed = () if boxes is not None and not multiplied.bf16x6 else ((buffer, Arg("pack", 0)),)
+        return _Product(
+            group, anchor, a, b, loops, tiling, site, multiplied, (pack,), packed, boxes=boxes, matrices=matrices
+        )
 
     def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
@@ -242,6 +254,7 @@ class _Product:
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
         sums = SplitSums(self.group, (self.anchor,), tiles_of(self.tiling), tiles, t.parts, whole_tiles)
         temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
+        temps = (*temps, *(box.nbytes for box in self.boxes or () if self.matrices))
         column_sums = ColumnSums.of(self.group, self.anchor, m, n, piece_starts(t.rows), len(temps))
         is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
         has_join_kernel = machine.starts_early and is_large and column_sums is None
@@ -260,9 +273,11 @@ class _Product:
             releases = isinstance(programs, int) and programs <= machine.processors
             extra = self._compute(top, sums, sums.work_item(top, chunk), releases=releases)
         copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
+        if self.matrices and self.boxes:
+            copy_steps = tuple(limbs_step(*pair) for pair in zip(self.matrices, self.boxes, strict=True))
         if self.copy is not None:
             copy_steps = (self.copy.step,)
-            extra = extra if self.boxes else [*extra, (self.b.buffer, self.copy.result)]
+            extra = extra if self.boxes and not self.multiplied.bf16x6 else [*extra, (self.b.buffer, self.copy.result)]
         if column_sums is not None:
             extra, fold_steps = [*extra, *column_sums.params], column_sums.fold_steps()
             temps = (*temps, *column_sums.temps)
@@ -279,7 +294,16 @@ class _Product:
         start after the products."""
         place = self._place(block, work.tile)
         extent, boxes = self._extent(block, place), self._boxes()
-        values = self._sums_by_boxes(block, boxes, place, work) if boxes else [self._sums(block, place, extent, work)]
+        if self.matrices:
+            acc, depth = self._zeros(block, tiles_of(self.tiling)[0]), product(x.extent for x in self.loops.reduce)
+            length = part_length(depth, self.tiling.depth, self.tiling.parts)
+            values = [sums_of_limbs(block, acc, boxes, place, (work.part, estimate(length), self.tiling.depth))]
+        elif boxes:
+            values = self._sums_by_boxes(block, boxes, place, work)
+        else:
+            values = [self._sums(block, place, extent, work)]
+        if self.multiplied.bf16x6:
+            values = [self._finite_or_again(block, place, extent, work, *values)]
         if releases:
             block.stmts.append(ReleaseConsumers())
         box_args = [(buffer, box.arg) for operand in boxes for buffer, box in operand]
@@ -292,7 +316,7 @@ class _Product:
         """Where a tile is, in bands of row tiles; row tiles vary fastest."""
         t, loops = self.tiling, self.loops
         m, n = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols))
-        batch, row, column = self._tile_of_program(block, tile, ceildiv(m, t.rows), ceildiv(n, t.columns))
+        batch, row, column = tile_of_program(block, tile, ceildiv(m, t.rows), ceildiv(n, t.columns))
         return Place(batch, k.mul(row, integer(t.rows)), k.mul(column, integer(t.columns)))
 
     def _extent(self, block: Block, place: Place, lines: Lines = WHOLE) -> Extent:
@@ -330,19 +354,6 @@ class _Product:
             results.append(ResultTile(index, row_mask, column_mask, tile_place))
         return results
 
-    def _tile_of_program(
-        self, top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike
-    ) -> tuple[Expr, Expr, Expr]:
-        """The (batch, row tile, column tile) of a program, in bands of row tiles; row tiles vary fastest."""
-        tile = top.let(k.binary("rem", chunk, dim_expr(row_tiles * column_tiles)), "t")
-        batch = top.let(k.binary("div", chunk, dim_expr(row_tiles * column_tiles)), "batch")
-        band = top.let(k.binary("div", tile, dim_expr(column_tiles * ROW_TILES_PER_BAND)), "band")
-        tile_in_band = top.let(k.binary("rem", tile, dim_expr(column_tiles * ROW_TILES_PER_BAND)), "inside")
-        first_row = top.let(k.mul(band, integer(ROW_TILES_PER_BAND)), "first")
-        height = top.let(k.binary("min", k.sub(dim_expr(row_tiles), first_row), integer(ROW_TILES_PER_BAND)), "height")
-        row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
-        return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
-
     def _sums(self, top: Block, place: Place, extent: Extent, work: WorkItem) -> Expr:
         """The tile of the product over the program's part of the reduction."""
         loops, t, dtype, batch = self.loops, self.tiling, accumulator_of(self.anchor), extent.batch
@@ -358,13 +369,17 @@ class _Product:
         b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
         if self.levels is not None:
-            return self._sums_of_levels(top, self.levels, (columns, column_mask), a_rows, work)
-        dtypes = self.dtypes if self.dtypes and self.dtypes[0].is_float == dtype.is_float else None
+            tile = TileOfLevels(self.levels, loops, t.depth, columns, column_mask)
+            part = work.k_range(top, t.parts, product(x.extent for x in axes), t.depth)
+            terms_dtype = (self.multiplied.dtypes or (self.anchor.inputs[0].dtype,))[0]
+            return tile.sums(top, self._zeros(top, (t.rows, t.columns)), (self.a.buffer, a_rows), part, terms_dtype)
+        dtypes = self.multiplied.dtypes
+        dtypes = dtypes if dtypes and dtypes[0].is_float == dtype.is_float else None
         depth = product(x.extent for x in axes)
         step, blocks = self._blocks(axes, t.depth) if dtypes else (1, None)
         offsets = self._term_offsets(top, axes, blocks)
         acc = self._zeros(top, (t.rows, t.columns))
-        begin, end = work.k_range(top, t.parts, depth, step)
+        begin, end = work.k_range(top, t.parts, depth, t.depth)  # the same parts whatever the step
 
         def k_step(block: Block, k_index: Expr) -> None:
             a_offset, a_mask = offsets(block, k_index, step, 1)
@@ -375,40 +390,26 @@ class _Product:
             if dtypes:
                 x = k.spread(k.cast(x, dtypes[0]), (t.rows, step))
                 y = k.spread(k.cast(y, dtypes[1]), (step, t.columns))
-                block.store(acc, ZERO, k.tile_product(x, y, total, self.tf32))
+                block.store(acc, ZERO, self.multiplied.product(block, x, y, total))
             else:
                 block.store(acc, ZERO, k.fma(*k.broadcast(k.cast(x, dtype), k.cast(y, dtype), total)))
 
         top.loop("k", begin, end, step, k_step, multiple=step)
         return k.load(acc, ZERO)
 
-    def _sums_of_levels(
-        self, top: Block, levels: Levels, columns: tuple[Sequence[Expr], Expr | None], a_rows: Expr, work: WorkItem
-    ) -> Expr:
-        """As `_sums`, of levels. columns: their index and mask. a_rows: the offsets of A's rows."""
-        t = self.tiling
-        tile = TileOfLevels(levels, self.loops, t.depth, *columns)
-        dtype = (self.dtypes or (self.anchor.inputs[0].dtype,))[0]
-        acc = self._zeros(top, (t.rows, t.columns))
-        begin, end = work.k_range(top, t.parts, product(x.extent for x in self.loops.reduce), t.depth)
+    def _finite_or_again(self, top: Block, place: Place, extent: Extent, work: WorkItem, value: Expr) -> Expr:
+        """A tile of products of limbs, which is computed again by multiply-adds if it is not finite."""
+        assert value.tile is not None
+        total = register(top, "total", value)
+        magnitude = k.unary("abs", k.load(total, ZERO))
+        is_finite = k.reduce("and", k.binary("lt", magnitude, constant_tile(value.dtype, value.tile, inf)))
+        by_elements = replace(self, multiplied=Multiplied(None))
 
-        # Triton overlaps the loads of words and rows with products, but not those of a few bytes
-        first = tile.parameters(top, begin)
-        held = {i: register(top, "held", value) for i, value in enumerate(first) if not isinstance(value, Lit)}
+        def again(block: Block) -> None:
+            block.store(total, ZERO, by_elements._sums(block, place, extent, work))
 
-        def k_step(block: Block, k_index: Expr) -> None:
-            own = {i: block.let(k.load(x, ZERO), "p") for i, x in held.items()}
-            parameters = [own.get(i, value) for i, value in enumerate(first)]
-            following = tile.parameters(block, k.add(k_index, integer(t.depth)))
-            for i, x in held.items():
-                block.store(x, ZERO, following[i])
-            for part, w in enumerate(tile.weights(block, k_index, parameters, dtype)):
-                x = k.cast(tile.terms(block, self.a.buffer, a_rows, k_index, part), dtype)
-                x, w = k.spread(x, (t.rows, tile.size)), k.spread(w, (tile.size, t.columns))
-                block.store(acc, ZERO, k.tile_product(x, w, k.load(acc, ZERO)))
-
-        top.loop("k", begin, end, t.depth, k_step, multiple=t.depth)
-        return k.load(acc, ZERO)
+        top.when(k.unary("not", is_finite), again)
+        return k.load(total, ZERO)
 
     @property
     def _row_axes(self) -> tuple[Axis, ...]:  # with A's strides alone
@@ -476,16 +477,10 @@ class _Product:
             xs = [block.let(box.read(a, first, k_index), "x") for first, a, box in rows]
             ys = [block.let(box.read(b, k_index, first), "y") for first, b, box in columns]
             for acc, (x, y) in zip(accumulators, product_of(xs, ys), strict=True):
-                block.store(acc, ZERO, k.tile_product(x, y, k.load(acc, ZERO), self.tf32))
+                block.store(acc, ZERO, self.multiplied.product(block, x, y, k.load(acc, ZERO)))
 
         top.loop("k", begin, end, step, k_step, multiple=step)
         return [k.load(acc, ZERO) for acc in accumulators]
-
-
-def _step_of_levels(levels: Levels, dtype: DType, rows: int) -> int:
-    """The terms of a k-step of levels, which is longer for few rows, as their loads take more time than products."""
-    words = 2 * MIN_TERMS if rows <= MAX_FEW_ROWS and dtype.bits == 16 else MIN_TERMS
-    return max(levels.words, words) * levels.parts
 
 
 __all__ = ["lower_contraction"]

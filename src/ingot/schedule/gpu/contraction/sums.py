@@ -67,6 +67,11 @@ class Lines:
 WHOLE = Lines(ZERO, 1)
 
 
+def part_length(depth: DimLike, step: int, parts: int) -> DimLike:
+    """The terms of each part of a reduction but the last."""
+    return ceildiv(ceildiv(depth, step), parts) * step
+
+
 @dataclass(frozen=True)
 class WorkItem:
     """What a program computes: part `part` of the reduction of tile `tile`, or all of it where `is_whole` is true."""
@@ -79,7 +84,7 @@ class WorkItem:
         """The bounds (begin, end) of its part of the reduction; all parts but the last are multiples of `step`."""
         if parts == 1:
             return ZERO, dim_expr(depth)
-        length: Expr = dim_expr(ceildiv(ceildiv(depth, step), parts) * step)
+        length: Expr = dim_expr(part_length(depth, step, parts))
         begin = top.let(k.mul(self.part, length), "begin")
         if self.is_whole is not None:
             length = k.select(self.is_whole, dim_expr(depth), length)
@@ -286,4 +291,4 @@ class SplitSums:
                 self.column_sums.store_partials(block, em, result.index, result.place, result.rows, result.columns)
 
 
-__all__ = ["ResultTile", "SplitSums", "WorkItem"]
+__all__ = ["ResultTile", "SplitSums", "WorkItem", "part_length"]

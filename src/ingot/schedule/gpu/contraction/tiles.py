@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from itertools import accumulate
 
+from ingot.ir import kernel as k
+from ingot.ir.dims import DimLike
 from ingot.ir.kernel import Expr, For, Gather, Increment, Let, Load, Stmt, Var
 from ingot.ir.kernel.verify import children
+from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.gpu.blocks import pieces_of
+from ingot.schedule.index import dim_expr, integer
 from ingot.support.dataclass import dataclass
+
+ROW_TILES_PER_BAND = 8  # their programs run at the same time and share columns of B in the second-level cache
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,18 @@ class Extent:
     batch: Index
     rows: Sequence[tuple[Index, Expr | None]]
     columns: Sequence[tuple[Index, Expr | None]]
+
+
+def tile_of_program(top: Block, chunk: Expr, row_tiles: DimLike, column_tiles: DimLike) -> tuple[Expr, Expr, Expr]:
+    """The (batch, row tile, column tile) of a program, in bands of row tiles; row tiles vary fastest."""
+    tile = top.let(k.binary("rem", chunk, dim_expr(row_tiles * column_tiles)), "t")
+    batch = top.let(k.binary("div", chunk, dim_expr(row_tiles * column_tiles)), "batch")
+    band = top.let(k.binary("div", tile, dim_expr(column_tiles * ROW_TILES_PER_BAND)), "band")
+    tile_in_band = top.let(k.binary("rem", tile, dim_expr(column_tiles * ROW_TILES_PER_BAND)), "inside")
+    first_row = top.let(k.mul(band, integer(ROW_TILES_PER_BAND)), "first")
+    height = top.let(k.binary("min", k.sub(dim_expr(row_tiles), first_row), integer(ROW_TILES_PER_BAND)), "height")
+    row = top.let(k.add(first_row, k.binary("rem", tile_in_band, height)), "row")
+    return batch, row, top.let(k.binary("div", tile_in_band, height), "column")
 
 
 def vectors_first(stmts: Sequence[Stmt]) -> list[Stmt]:
@@ -58,4 +76,4 @@ def piece_starts(size: int) -> list[tuple[int, int]]:
     return list(zip(accumulate(pieces, initial=0), pieces, strict=False))
 
 
-__all__ = ["Extent", "Place", "piece_starts", "vectors_first"]
+__all__ = ["Extent", "Place", "piece_starts", "tile_of_program", "vectors_first"]

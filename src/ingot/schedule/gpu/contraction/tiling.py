@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ingot.ir.dims import DimLike, estimate, is_static
-from ingot.ir.types import DType
+from ingot.ir.types import DType, bf16, f32
 from ingot.schedule.choice import Tiling
 from ingot.schedule.gpu.blocks import pieces_of, power_of_two
 from ingot.schedule.gpu.contraction.boxed_tiling import MAX_PARTS as MAX_BOXED_PARTS
@@ -27,6 +27,7 @@ MAX_OPEN_ROWS, MAX_OPEN_PARTS = 16, 4  # likely rows of an open number that are 
 MAX_STAGES = 6
 MAX_STAGES_OF_LEVELS = 3  # whose k-steps are longer
 STEP_BYTES = 128  # of a row of a k-step's tile: a line of the cache
+BF16X6_RATE_RATIO = 1 / 6  # of products of f32 by six of bf16 to those of 16 bits
 TF32_RATE_RATIO = 0.5  # of products of f32 cut to TF32 to those of 16 bits
 ROW_COLUMNS = 64  # columns and k-step of a program for a single row, if B's rows are contiguous
 ROW_STEP_ELEMENTS = 4096  # elements of all B operands per k-step for a single row, if B's columns are contiguous
@@ -79,6 +80,12 @@ _TILES_BY_REGISTERS = (
     _Tile(64, 64, 2, 1.4e6, 3.5e5), _Tile(32, 64, 2, 1e6, 2.5e5), _Tile(64, 32, 2, 1e6, 2.5e5),
     _Tile(32, 32, 2, 7e5, 1.7e5),
 )  # fmt: skip
+# f32 as limbs, which programs make in registers
+_TILES_BF16X6 = (
+    _Tile(128, 128, 8, 1.8e6, 1.8e6), _Tile(128, 64, 4, 1.8e6, 1.2e6), _Tile(64, 128, 4, 1.8e6, 1.2e6),
+    _Tile(64, 64, 4, 1.5e6, 0.8e6), _Tile(64, 32, 4, 1.0e6, 0.5e6), _Tile(32, 32, 4, 0.5e6, 0.2e6),
+)  # fmt: skip
+MAX_ELEMENTS_PER_WARP_BF16X6 = 64 * 32  # of a tile, of which registers hold two sums, and limbs
 MAX_TILE_AREA = 128 * 256
 MAX_ELEMENTS_PER_WARP = 192 * 32  # of a tile of two pieces, which registers hold without spills
 MIN_ROWS_OF_PIECE = 64  # of a tile of two pieces: a warp group's instruction multiplies so many
@@ -97,7 +104,7 @@ class ProductShape:
     elements of packed B. products: contractions of the kernel, which share A. allows_boxes: operands can be copied by
     the bulk copy engine. is_a_transposed: A's columns are contiguous. costly_ops: ops of the epilogue that take many
     instructions. epilogue_bytes: that the epilogue reads and writes for an element. tf32: operands of f32 are cut to
-    TF32. has_strided_terms: no terms of A, or of B, are contiguous.
+    TF32. bf16x6: or multiplied by six products of bf16. has_strided_terms: no terms of A, or of B, are contiguous.
     by_quads: a row is multiplied by quads (`levels/row_of_quads.py`).
     """
 
@@ -116,18 +123,19 @@ class ProductShape:
     costly_ops: int = 0
     epilogue_bytes: int = 2
     tf32: bool = False
+    bf16x6: bool = False
     has_strided_terms: bool = False
     by_quads: bool = False
 
     @property
     def has_tensor_cores(self) -> bool:
         """Whether tensor cores multiply the operands."""
-        return self.dtype.bits <= 16 or self.tf32
+        return self.dtype.bits <= 16 or self.tf32 or self.bf16x6
 
     @property
     def rate_ratio(self) -> float:
         """Multiply-adds in the time of one of 16 bits, of those that tensor cores do."""
-        return TF32_RATE_RATIO if self.tf32 else 1.0
+        return TF32_RATE_RATIO if self.tf32 else BF16X6_RATE_RATIO if self.bf16x6 and self.dtype == f32 else 1.0
 
     def is_single_row(self) -> bool:
         """Whether a single row is multiplied."""
@@ -169,17 +177,20 @@ class ProductShape:
         """Whether a kernel can be made for `t`: sizes are powers of two, except sides of two pieces, and operands fit
         in shared memory."""
         area, max_area = t.rows * t.columns, MAX_TILE_AREA if self.has_tensor_cores else MAX_TILE_AREA_F32
+        max_area = MAX_ELEMENTS_PER_WARP_BF16X6 * t.warps if self.bf16x6 else max_area
         sides, pieces = (t.rows, t.columns), (pieces_of(t.rows), pieces_of(t.columns))
         is_uneven = pieces != ((t.rows,), (t.columns,))
         if is_uneven:
             halves = all(len(p) == 1 or (len(p) == 2 and p[0] == 2 * p[1]) for p in pieces)
-            if not (halves and t.boxes and machine.product_rate and min(pieces[0]) >= MIN_ROWS_OF_PIECE):
+            if self.bf16x6 or not (halves and t.boxes and machine.product_rate and min(pieces[0]) >= MIN_ROWS_OF_PIECE):
                 return False
             sides, max_area = (pieces[0][0], pieces[1][0]), MAX_ELEMENTS_PER_WARP * t.warps
         powers = all(n > 0 and n & n - 1 == 0 for n in (*sides, t.depth, t.warps))
         if not powers or t.warps > 8 or not 1 <= t.stages <= 6 or not 1 <= t.parts <= self._max_parts(t.depth, t.boxes):
             return False
         if t.waves and (t.parts == 1 or t.waves * machine.processors >= self._tiles(t)):
+            return False
+        if self.bf16x6 and (t.persistent or (self.dtype == bf16 and (t.waves or not t.boxes or t.depth > 64))):
             return False
         if t.persistent and not (t.boxes and t.parts == 1 and t.persistent <= 2 and machine.product_rate):
             return False
@@ -208,7 +219,8 @@ class ProductShape:
         max_parts = MAX_BOXED_PARTS if boxes else MAX_PARTS
         if not is_static((self.rows,)):
             max_parts = MAX_OPEN_PARTS if estimate(self.rows) <= MAX_OPEN_ROWS else 1
-        return max(1, min(estimate(self.depth) // (min_steps * step), max_parts))
+        terms = estimate(self.depth) // (6 if self.bf16x6 and self.dtype == bf16 else 1)
+        return max(1, min(terms // (min_steps * step), max_parts))
 
     def _single_row_tilings(self, machine: Machine) -> Iterator[Tiling]:
         n, count, length = map(estimate, (self.columns, self.batch, self.depth))
@@ -262,11 +274,14 @@ class ProductShape:
             is_known = is_static((self.rows, self.columns, self.depth, self.batch))
             assert is_known, "matrices that are copied in boxes have static sizes"
             rate = machine.product_rate * self.rate_ratio
-            product = BoxedProduct(m, n, length, count, self.dtype.nbytes, self._step, self.epilogue_bytes, rate)
+            sizes = m, n, length, count, self.dtype.nbytes, self._step
+            product = BoxedProduct(*sizes, self.epilogue_bytes, rate, self._sums)
             if self.costly_ops == 0 and product.is_fitted:
                 return [t for t in product.tilings(machine) if self.admits(t, machine)]
         by_registers = self.tf32 and self.has_strided_terms
         tiles = _TILES_BY_REGISTERS if by_registers else _TILES if self.has_tensor_cores else _TILES_F32
+        tiles = _TILES_BF16X6 if self.bf16x6 else tiles
+        boxes = 1 if self.bf16x6 and self.dtype == bf16 else boxes
 
         def options() -> Iterator[tuple[float, int, int, Tiling]]:
             for rank, tile in enumerate(tiles):
@@ -285,7 +300,13 @@ class ProductShape:
                     microseconds = self._microseconds(tile, programs, parts, resident, machine)
                     yield microseconds, parts, rank, Tiling(a, b, depth, tile.warps, stages, parts, boxes)
 
-        return [t for *_, t in sorted(options(), key=lambda found: found[:3])]
+        found = [t for *_, t in sorted(options(), key=lambda found: found[:3])]
+        return [t for t in found if self.admits(t, machine)] if self.bf16x6 else found
+
+    @property
+    def _sums(self) -> int:
+        """The accumulators of an element."""
+        return 2 if self.bf16x6 else 1
 
     @property
     def _step(self) -> int:
@@ -299,13 +320,13 @@ class ProductShape:
         """(k-step, stages, programs resident on a multiprocessor) for `programs` programs of `length` terms each.
         Shared memory that a program does not need is left to others."""
         (a, b), step, shared = sides, self._step, machine.shared_bytes * 7 // 8
-        waves, by_registers = -(-programs // machine.processors), 2 * machine.registers // (a * b)
+        waves, by_registers = -(-programs // machine.processors), 2 * machine.registers // (self._sums * a * b)
         max_resident = max(1, min(waves, by_registers, MAX_OVERLAPPING_PROGRAMS * max(1, 4 // warps)))
         step_bytes = (a + b) * step * self.dtype.nbytes
         fits = 2 * step * 4 <= length and 2 * step_bytes * 4 * max_resident <= shared
-        if boxes and step * max(2, self.dtype.nbytes) == STEP_BYTES and a * b <= 64 * 128 and fits:
+        if boxes and not self.bf16x6 and step * max(2, self.dtype.nbytes) == STEP_BYTES and a * b <= 64 * 128 and fits:
             step, step_bytes = 2 * step, 2 * step_bytes
-        max_stages = MAX_STAGES if self.has_tensor_cores else 3
+        max_stages = 3 if self.dtype == f32 and not self.tf32 else MAX_STAGES
         resident = next((n for n in range(max_resident, 1, -1) if shared // n // step_bytes >= 3), 1)
         stages = max(1, min(shared // resident // step_bytes, max_stages, -(-length // step) + 1))
         return step, stages, max(1, min(max_resident, machine.shared_bytes // (stages * step_bytes)))

@@ -28,6 +28,7 @@ from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack
 from ingot.support.dataclass import dataclass
 
+MAX_FEW_ROWS = 64  # of A, whose products with levels take less time than what loads these
 MIN_TERMS = 16  # of a tensor core product
 MAX_WORDS = 16  # of a block
 FRACTION_BITS, EXPONENT_BIAS = 23, 127  # of a float32
@@ -207,4 +208,10 @@ def _byte_pack(index: int, dtype: DType, size: int) -> Pack:
     return Pack(index, "bytes", dtype, size, write)
 
 
-__all__ = ["MIN_TERMS", "Levels", "PackedLevels", "Parameter", "levels_of"]
+def step_of_levels(levels: Levels, dtype: DType, rows: int) -> int:
+    """The terms of a k-step of levels, which is longer for few rows, as their loads take more time than products."""
+    words = 2 * MIN_TERMS if rows <= MAX_FEW_ROWS and dtype.bits == 16 else MIN_TERMS
+    return max(levels.words, words) * levels.parts
+
+
+__all__ = ["MIN_TERMS", "Levels", "PackedLevels", "Parameter", "levels_of", "step_of_levels"]

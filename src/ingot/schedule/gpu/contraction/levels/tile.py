@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from math import prod
 
 from ingot.ir import kernel as k
-from ingot.ir.kernel import Buffer, Expr
+from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.types import DType, f32, static_shape
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
-from ingot.schedule.gpu.blocks import all_of, offset_of, read_at
+from ingot.schedule.gpu.blocks import all_of, offset_of, read_at, register
 from ingot.schedule.gpu.contraction.levels.packed import Levels, Parameter
-from ingot.schedule.index import integer
+from ingot.schedule.index import ZERO, integer
 from ingot.support.dataclass import dataclass
 
 
@@ -44,6 +44,31 @@ class TileOfLevels:
     @property
     def _extents(self) -> tuple[int, ...]:
         return static_shape(tuple(x.extent for x in self.loops.reduce))
+
+    def sums(self, top: Block, acc: Buffer, a: tuple[Buffer, Expr], part: tuple[Expr, Expr], dtype: DType) -> Expr:
+        """The tile of the product, in `acc`. a: A's buffer, and the offsets of its rows. part: the bounds of the terms.
+        dtype: of what is multiplied."""
+
+        # Triton overlaps the loads of words and rows with products, but not those of a few bytes
+        begin, end = part
+        first = self.parameters(top, begin)
+        held = {i: register(top, "held", value) for i, value in enumerate(first) if not isinstance(value, Lit)}
+
+        def k_step(block: Block, k_index: Expr) -> None:
+            own = {i: block.let(k.load(x, ZERO), "p") for i, x in held.items()}
+            parameters = [own.get(i, value) for i, value in enumerate(first)]
+            following = self.parameters(block, k.add(k_index, integer(self.depth)))
+            for i, x in held.items():
+                block.store(x, ZERO, following[i])
+            for number, w in enumerate(self.weights(block, k_index, parameters, dtype)):
+                x, total = k.cast(self.terms(block, *a, k_index, number), dtype), k.load(acc, ZERO)
+                assert total.tile is not None
+                rows, columns = total.tile
+                x, w = k.spread(x, (rows, self.size)), k.spread(w, (self.size, columns))
+                block.store(acc, ZERO, k.tile_product(x, w, total))
+
+        top.loop("k", begin, end, self.depth, k_step, multiple=self.depth)
+        return k.load(acc, ZERO)
 
     def weights(self, block: Block, at: Expr, parameters: Sequence[Expr], dtype: DType) -> list[Expr]:
         """B's tile of each part of the k-step at `at`, rounded once to `dtype`. parameters: those of the k-step."""
