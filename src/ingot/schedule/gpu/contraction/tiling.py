@@ -137,6 +137,7 @@ class ProductShape:
         """Multiply-adds in the time of one of 16 bits, of those that tensor cores do."""
         return TF32_RATE_RATIO if self.tf32 else BF16X6_RATE_RATIO if self.bf16x6 and self.dtype == f32 else 1.0
 
+    @property
     def is_single_row(self) -> bool:
         """Whether a single row is multiplied."""
         return self.rows == 1 and self.dtype.is_float
