@@ -7,8 +7,8 @@ compute that number in i32 (Courbariaux et al. 2016, "Binarized Neural Networks"
 TF32. Tensor cores of NVIDIA GPUs multiply f32 whose fractions are cut to 10 of 23 bits (NVIDIA A100 whitepaper, 2020),
 and add in f32. `tf32` tells whether that suffices: True, False for multiply-adds of f32, None where the option
 `precision` decides (`passes.core.dtypes.precision`), by default for errors of at most such multiply-adds, which tensor
-cores reach by BF16x6 (`schedule.gpu.contraction.operand_types`). It has a meaning for operands of f32 alone; machines
-without such products use all bits.
+cores reach by BF16x6 (`schedule.gpu.contraction.limbs`). It has a meaning for operands of f32 alone; machines without
+such products use all bits.
 """
 
 from __future__ import annotations

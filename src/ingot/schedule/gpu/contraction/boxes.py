@@ -18,7 +18,8 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Span, all_of, constant_tile, index_hints, read_at, store_tile
-from ingot.schedule.gpu.contraction.operand_types import LIMB_SCALE, LIMBS, Multiplied, limbs
+from ingot.schedule.gpu.contraction.limbs import LIMB_SCALE, LIMBS, limbs
+from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.gpu.contraction.tiles import Place
 from ingot.schedule.index import ZERO, integer
 from ingot.schedule.lowered import Arg, Step

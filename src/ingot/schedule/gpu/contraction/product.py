@@ -56,8 +56,9 @@ from ingot.schedule.gpu.contraction.levels.packed import Levels, levels_of, step
 from ingot.schedule.gpu.contraction.levels.tile import TileOfLevels
 from ingot.schedule.gpu.contraction.levels.widened import MIN_ROWS as MIN_WIDENED_ROWS
 from ingot.schedule.gpu.contraction.levels.widened import widened_step
+from ingot.schedule.gpu.contraction.limbs import LIMBS
 from ingot.schedule.gpu.contraction.open_rows import lower_open_rows
-from ingot.schedule.gpu.contraction.operand_types import LIMBS, Multiplied
+from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.gpu.contraction.reduction import (
     TermBlocks,
     has_other_users,
