@@ -168,6 +168,14 @@ def test_casts(value: float, dtype, to, expected: float) -> None:
     assert value_of(k.Cast(to, 2, k.splat(k.lit(value, dtype), 2))).tolist() == [expected] * 2
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_no_unsigned_number_is_negative(lanes: int) -> None:
+    x, zero = k.splat(k.var("x", u32), lanes), k.lit(0, u32)
+    assert k.binary("lt", x, zero) == k.binary("gt", zero, x) == k.Lit(boolean, lanes, False)
+    assert k.binary("ge", x, zero) == k.binary("le", zero, x) == k.Lit(boolean, lanes, True)
+    assert isinstance(k.binary("le", x, zero), k.Binary) and isinstance(k.binary("lt", zero, x), k.Binary)
+
+
 @pytest.mark.parametrize("n", [1.0, 0.5, 254.0, float("inf")])
 def test_ldexp_beyond_its_domain(n: float) -> None:
     with pytest.raises(VerifyError, match="even exponents"):

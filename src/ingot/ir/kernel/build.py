@@ -113,6 +113,8 @@ def _fold(fn: str, a: Expr, b: Expr) -> Expr | None:
             return a
         case ("mul", 0, _) | ("mul", _, 0) | ("rem", _, 1):
             return _literal(a, 0)
+        case ("lt", _, 0) | ("gt", 0, _) | ("ge", _, 0) | ("le", 0, _) if a.dtype.kind == "u":
+            return Lit(boolean, a.lanes, fn in ("ge", "le"), tile=a.tile)
     return None
 
 

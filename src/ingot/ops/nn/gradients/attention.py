@@ -318,7 +318,7 @@ class AttentionMaskGradient(_Backward):
     def samples(cls) -> Samples:
         rng = np.random.default_rng(3)
         seed = np.asarray(0x123456789ABCDEF, np.int64)
-        shapes = ((4, 2, 33, 7), (1, 4, 33, 7), (33, 7), (4, 33, 1), (7,), (4, 4, 33, 7))
+        shapes = ((4, 2, 33, 7), (1, 4, 33, 7), (33, 7), (4, 1, 7), (7,), (4, 4, 33, 7))
         for i, shape in enumerate(shapes):
             batch = max(shape[0], 2) if len(shape) == 4 else 2
             heads = shape[1] if len(shape) == 4 else 4
