@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from math import inf, log
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
@@ -53,9 +53,7 @@ def lower_attention_gradients(
 ) -> Lowered:
     """Lower an AttentionGradients that has y and sums. Raises CompileError for a symbolic head size."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, AttentionGradients))
-    group = Group.of(body, ins, outs)
-    inputs = [Operand.of(group, x) for x in anchor.inputs[:6]]
-    return Gradients(anchor, group, Scores.of(anchor, group), Dropout.of(anchor, group), inputs, machine).lower()
+    return Gradients.of(anchor, Group.of(body, ins, outs), machine).lower()
 
 
 @dataclass
@@ -70,6 +68,11 @@ class Gradients:
     dropout: Dropout | None
     inputs: list[Operand]
     machine: Machine
+
+    @classmethod
+    def of(cls, anchor: Node, group: Group, machine: Machine) -> Self:
+        inputs = [Operand.of(group, x) for x in anchor.inputs[:6]]
+        return cls(anchor, group, Scores.of(anchor, group), Dropout.of(anchor, group), inputs, machine)
 
     @cached_property
     def site(self) -> Site:

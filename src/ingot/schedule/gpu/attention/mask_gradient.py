@@ -19,9 +19,8 @@ from ingot.ir.types import f32, i64, static_shape
 from ingot.ops import AttentionMaskGradient
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
-from ingot.schedule.gpu.attention.dropout import Dropout
 from ingot.schedule.gpu.attention.gradients import Gradients
-from ingot.schedule.gpu.attention.scores import MIN_TILE_SIDE, Operand, Scores
+from ingot.schedule.gpu.attention.scores import MIN_TILE_SIDE
 from ingot.schedule.gpu.blocks import (
     ALIGNMENT_BYTES,
     Group,
@@ -48,9 +47,7 @@ def lower_attention_mask_gradient(
 ) -> Lowered:
     """Lower an AttentionMaskGradient of static sizes, whose mask has all queries and keys."""
     anchor = next(n for n in body.nodes() if isinstance(n.op, AttentionMaskGradient))
-    group = Group.of(body, ins, outs)
-    inputs = [Operand.of(group, x) for x in anchor.inputs[:6]]
-    return _MaskGradient(anchor, group, Scores.of(anchor, group), Dropout.of(anchor, group), inputs, machine).lower()
+    return _MaskGradient.of(anchor, Group.of(body, ins, outs), machine).lower()
 
 
 @dataclass
