@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 
 from ingot.ir.kernel import AwaitProducers, Body, Buffer, Expr, For, Gather, If, Kernel, Let, Load, Store, TileLoad
-from ingot.ir.kernel.verify import children
+from ingot.ir.kernel.verify import subexpressions
 from ingot.support.dataclass import dataclass
 
 
@@ -64,14 +64,8 @@ def _collect(body: Body, reads: set[Buffer]) -> bool:
 
 
 def _collect_expressions(expressions: Sequence[Expr], reads: set[Buffer]) -> None:
-    stack, seen = list(expressions), set[int]()
-    while stack:
-        e = stack.pop()
-        if id(e) not in seen:
-            seen.add(id(e))
-            stack += children(e)
-            if isinstance(e, Load | Gather | TileLoad) and e.buffer.space == "param":
-                reads.add(e.buffer)
+    loads = (e for e in subexpressions(*expressions) if isinstance(e, Load | Gather | TileLoad))
+    reads.update(e.buffer for e in loads if e.buffer.space == "param")
 
 
 def _without_await(body: Body) -> Body:

@@ -9,7 +9,7 @@ before use, registers have indices that are literals after unrolling, and stores
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ingot.ir import kernel as k
 from ingot.ir.types import bf16, boolean, f8e4m3fn, f8e5m2, f16, f32, f64, i8, i16, i32, i64, u8, u32
@@ -457,3 +457,14 @@ def children(e: k.Expr) -> tuple[k.Expr, ...]:
     """The operands of `e`, without an absent mask."""
     operands = _OPERANDS.get(type(e))
     return () if operands is None else operands(e)
+
+
+def subexpressions(*roots: k.Expr) -> Iterator[k.Expr]:
+    """Expressions and all that they are made of, each once."""
+    stack, visited = list(roots), set[int]()
+    while stack:
+        e = stack.pop()
+        if id(e) not in visited:
+            visited.add(id(e))
+            yield e
+            stack += children(e)

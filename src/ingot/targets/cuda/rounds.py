@@ -6,12 +6,10 @@ own = chunk % 8;  w = r[own];  y[chunk / 8] = w * x   ->   own = program;  w = r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ingot.ir import kernel as k
 from ingot.ir.kernel import AwaitProducers, Body, Expr, Kernel, Let, ReleaseConsumers, Stmt, Var
 from ingot.ir.kernel.rewrite import Rewriter
-from ingot.ir.kernel.verify import children
+from ingot.ir.kernel.verify import subexpressions
 
 PROGRAM, ROUND = k.var("program"), k.var("round")
 
@@ -25,7 +23,7 @@ def split_rounds(kernel: Kernel) -> tuple[Body, Body]:
     for s in body:
         if isinstance(s, AwaitProducers | ReleaseConsumers):
             prologue.append(s)
-        elif isinstance(s, Let) and all(_is_invariant(e, invariants) for e in _subexpressions(s.value)):
+        elif isinstance(s, Let) and all(_is_invariant(e, invariants) for e in subexpressions(s.value)):
             invariants.add(s.var.name)
             prologue.append(s)
         else:
@@ -44,17 +42,6 @@ class _ChunkSplit(Rewriter):
         if isinstance(e, k.Binary) and e.a == self.chunk and e.b == self.count and e.fn in ("rem", "div"):
             return PROGRAM if e.fn == "rem" else ROUND
         return e
-
-
-def _subexpressions(e: Expr) -> Iterator[Expr]:
-    visited: set[int] = set()
-    stack = [e]
-    while stack:
-        e = stack.pop()
-        if id(e) not in visited:
-            visited.add(id(e))
-            yield e
-            stack += children(e)
 
 
 def _is_invariant(e: Expr, invariants: set[str]) -> bool:
