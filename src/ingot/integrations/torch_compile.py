@@ -46,10 +46,12 @@ from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
-from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, report_program
+from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, is_reporting, report_program
 from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
 from ingot.integrations.torch_packing import cut_packed_input, packed_partition, packed_result
+from ingot.integrations.torch_repeat import ALIGN_BYTES, RepeatedCall
 from ingot.ops import draws_random
+from ingot.runtime.executable import Repeated
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.state import RANDOM
 from ingot.support.dataclass import dataclass
@@ -233,7 +235,6 @@ def _allow_retained_graphs() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-_ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
 _UNPACKED_BYTES = 1 << 30  # of a model's matrices on a GPU, from which on they stay inputs
 _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
@@ -284,10 +285,17 @@ class _Specialized:
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
+        # calls that need the addresses of tensors alone
+        self._may_repeat = not self._sizes and not fixed
+        self._repeated: RepeatedCall | None = None
 
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
             args = [*args, *self._memory(*args)]
+        if self._repeated is not None and not is_reporting():
+            result = self._repeated(args)
+            if result is not None:
+                return self._finished(args, result)
         if self._constants.positions:
             self._update_constants(args)
         numbers = self._as_numbers(args) if self._sizes else ()
@@ -303,6 +311,14 @@ class _Specialized:
             inputs = [*inputs, args[self._packed.position]]
         report_program(run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
+        if self._may_repeat and isinstance(run, CompiledModel | _CallOverState):
+            read = [*compress(range(len(args)), mask)] if mask is not None else [*range(len(args))]
+            read += [] if self._packed is None else [self._packed.position]
+            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place)
+        return self._finished(args, result)
+
+    def _finished(self, args: list[Any], result: Sequence[Any]) -> Any:
+        """The graph's results from those of the program."""
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.is_cuda is place[0] else r.to(place[1]) for r, place in pairs])
@@ -389,7 +405,7 @@ class _CallOverState:
 
     def __call__(self, others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = targets = [*state_tensors.values()]
-        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
+        fits = [t.is_contiguous() and t.data_ptr() % ALIGN_BYTES == 0 for t in tensors]
         if not all(fits):
             form = torch.contiguous_format
             targets = [t if fit else t.clone(memory_format=form) for t, fit in zip(tensors, fits, strict=True)]
@@ -405,6 +421,9 @@ class _CallOverState:
 
     def explain(self, *others: Any) -> str:
         return self.run.explain(*others)
+
+    def repeated(self, others: Sequence[Any]) -> Repeated | None:
+        return self.run.repeated(others)
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:

@@ -78,10 +78,22 @@ class Arguments:
         """(values that must outlive the run, the addresses of the program's inputs, the call's signature). Raises
         InputError."""
         values, pointers, signature = self._take(inputs)
+        return values, self.spread(pointers), signature
+
+    def spread(self, pointers: list[int]) -> list[int]:
+        """The addresses of the program's inputs from those of the call's, the last of which may be a packed tensor."""
         if self._offsets:
             base = pointers.pop()
             pointers += [base + offset for offset in self._offsets]
-        return values, pointers, signature
+        return pointers
+
+    def repeated(self, inputs: Sequence[object]) -> CallSignature | None:
+        """The signature of calls with tensors like these, which are read in place; None if the last ones had others, or
+        if these need a warning."""
+        if self._guarded is None:
+            return None
+        guard, signature, _, is_recording = self._guarded
+        return signature if guard(*inputs) and (is_recording is None or not is_recording()) else None
 
     def _take(
         self, inputs: Sequence[object]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.runtime import artifact, describe, device
-from ingot.runtime.arguments import Arguments, packed_specs, static_shapes
+from ingot.runtime.arguments import Arguments, CallSignature, packed_specs, static_shapes
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cpu import memory
 from ingot.runtime.expr import Expr
@@ -22,6 +22,7 @@ from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address,
 from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
+Repeated = Callable[[list[int], Sequence[int] | None], list[Any]]
 LIBRARY_SUFFIXES = (".so", ".o", ".a")  # of the native libraries that the compiler writes, for C linkers and loaders
 
 
@@ -62,6 +63,12 @@ class Executable:
     def run_over(self, inputs: Sequence[Any], state: Sequence[Any]) -> list[Any]:
         """Run with tensors of the caller as the state."""
         raise self.single_program_error()
+
+    def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
+        """A run of torch tensors that differ from `inputs`, which a call has read in place, in their addresses alone:
+        (the addresses of the inputs, and of the caller's tensors for the state) -> the outputs. It checks nothing. None
+        if the last calls had others, or copied some."""
+        return None
 
     @property
     def program(self) -> Program:
@@ -208,7 +215,31 @@ class LoadedProgram(Executable):
         state_pointers: Sequence[int] | None = None,
     ) -> list[np.ndarray | Tensor]:
         """state_pointers: the addresses of the state and of its new values, if they are the caller's."""
-        _values, pointers, signature = self._arguments.take(inputs)  # _values own the memory that the run reads
+        values, pointers, signature = self._arguments.take(inputs)  # the values own the memory that the run reads
+        return self._run_at(signature, pointers, state_pointers, out, values)
+
+    def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
+        signature = self._arguments.repeated(inputs)
+        if signature is None:
+            return None
+
+        def run(pointers: list[int], state: Sequence[int] | None) -> list[Any]:
+            return self._run_at(
+                signature, self._arguments.spread(pointers), None if state is None else [*state, *state]
+            )
+
+        return run
+
+    def _run_at(
+        self,
+        signature: CallSignature,
+        pointers: list[int],
+        state_pointers: Sequence[int] | None,
+        out: Sequence[np.ndarray | None] | None = None,
+        values: Sequence[object] = (),
+    ) -> list[np.ndarray | Tensor]:
+        """pointers: the addresses of the inputs; it gets those of the state and the results. values: the inputs, which
+        no output may share memory with."""
         has_state = self.has_state
         if has_state:
             self.state_lock.acquire()
@@ -223,7 +254,7 @@ class LoadedProgram(Executable):
             for adapter, (shape, strides, nbytes) in zip(self._output_adapters, separate, strict=True):
                 is_large = nbytes >= memory.MMAP_BYTES and signature.device is None
                 if out is not None and (result := out[len(results)]) is not None:
-                    adapter.check_out(result, shape, [*_values, *results])
+                    adapter.check_out(result, shape, [*values, *results])
                     pointers.append(address(result))
                 elif signature.tensors or self.returns_tensors:
                     if is_large or signature.device is not None:

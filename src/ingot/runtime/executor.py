@@ -11,7 +11,7 @@ import numpy as np
 
 from ingot.runtime import describe, device
 from ingot.runtime.bind import Shape
-from ingot.runtime.executable import Executable, LoadedProgram
+from ingot.runtime.executable import Executable, LoadedProgram, Repeated
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import entropy
@@ -125,6 +125,10 @@ class CompiledModel:
         types and shapes, on the model's device, at addresses that are multiples of 16. Every value of the state must be
         one that the program writes in place (`writes_in_place`)."""
         return self._executable.run_over(inputs, state)
+
+    def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
+        """See `Executable.repeated`."""
+        return self._executable.repeated(inputs)
 
     def run(self, inputs: Sequence[Any], out: Sequence[np.ndarray | None] | None = None) -> list[Any]:
         """Run the model on one value for each input, in order. Returns the outputs as a list. Raises as a call does.
