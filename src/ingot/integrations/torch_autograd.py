@@ -153,7 +153,9 @@ class DirectCalls:
                 return tuple(backward_program(inputs))
 
         # `Function.apply` also looks into each tensor for torch.func's, which torch.compile's guards have done
-        apply = super(torch.autograd.Function, CompiledFunction).apply
+        compiled: Any = CompiledFunction
+        base: Any = super(torch.autograd.Function, compiled)
+        apply = base.apply
         is_transforming = _torch_c._are_functorch_transforms_active
         return lambda *args: CompiledFunction.apply(*args) if is_transforming() else apply(*args)
 

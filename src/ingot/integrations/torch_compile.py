@@ -48,9 +48,10 @@ from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
 from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, is_reporting, report_program
 from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
-from ingot.integrations.torch_packing import cut_packed_input, packed_partition, packed_result
+from ingot.integrations.torch_packing import cut_packed_input, pack_gradients, packed_partition, packed_result
 from ingot.integrations.torch_repeat import ALIGN_BYTES, RepeatedCall
 from ingot.ops import draws_random
+from ingot.runtime.arguments import Packing
 from ingot.runtime.executable import Repeated
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.state import RANDOM
@@ -125,6 +126,7 @@ def ingot_backend(
     names: set[str] = set()
     leaf_strides: dict[int, Sequence[int]] = {}
     calls = DirectCalls()
+    packs = _is_compile(compile_model) and not splits
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         _allow_retained_graphs()
@@ -139,6 +141,8 @@ def ingot_backend(
         copy_gradients(gm.graph, leaf_strides)
         (end,) = gm.graph.find_nodes(op="output")
         gradients, join = end.args[0], split_sparse(gm.graph)
+        if packs and join is None:
+            pack_gradients(gm.graph, leaf_strides)
         fixed = frozenset(i for i, n in enumerate(placeholders(gm.graph)) if n.name in names)
         program = specialized(gm, example_inputs, fixed)
         run = program if join is None else make_boxed_func(lambda *args: join(program([*args])))
@@ -153,7 +157,7 @@ def ingot_backend(
             fw_compiler=compile_forward,
             bw_compiler=_untraced(compile_backward),
             inference_compiler=compile_inference,
-            partition_fn=packed_partition(partition) if _is_compile(compile_model) and not splits else partition,
+            partition_fn=packed_partition(partition) if packs else partition,
             decompositions=table,
             keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
@@ -262,7 +266,9 @@ class _Specialized:
         gpu = self._gpu = gpu_of(graph.graph)
         self._writes = InPlaceWrites(graph.graph)
         read, self._memory = cut_memory(graph.graph)
-        self.results = cut_results(graph.graph, saved, self._writes.count, packed_result(graph.graph))
+        (end,) = graph.graph.find_nodes(op="output")
+        packed, results = packed_result(graph.graph), [*end.args[0]]
+        self.results = cut_results(graph.graph, saved, self._writes.count, packed)
         self._packed = cut_packed_input(graph.graph)
         self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, **_gpu_options(gpu, compile_model))
@@ -274,8 +280,8 @@ class _Specialized:
         if self._packed is not None:
             first = len(placeholders(graph.graph)) - len(self._packed.orders)
             self._orders |= dict(enumerate(self._packed.orders, first))
-        # how many of the last inputs and results are packed
-        self._counts = 0 if self._packed is None else len(self._packed.orders), self.results.packed_count
+        packed_inputs = 0 if self._packed is None else len(self._packed.orders)
+        self._packing = Packing(packed_inputs, self.results.packed_count, is_private=packed in results)
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
         self._ints, self._sizes, self._unsolved = ints(graph.graph)
         self._unread = unread(graph.graph)
@@ -355,7 +361,7 @@ class _Specialized:
                 self._orders,
                 self.results.orders,
                 self._in_place,
-                self._counts,
+                self._packing,
             )
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):

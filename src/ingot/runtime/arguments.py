@@ -38,6 +38,19 @@ class CallSignature:
     resident: tuple[bool, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How many of a program's last inputs and outputs lie side by side in one uint8 tensor each, which replaces them.
+    is_private: no one but another program reads these outputs, on the stream of the run."""
+
+    inputs: int = 0
+    outputs: int = 0
+    is_private: bool = False
+
+
+UNPACKED = Packing()
+
+
 def side_by_side(nbytes: Iterable[int]) -> tuple[list[int], int]:
     """(the offset of each of several tensors in one buffer, the bytes of the buffer)."""
     offsets: list[int] = []
@@ -233,4 +246,4 @@ def static_shapes(specs: Sequence[TensorSpec]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in specs)
 
 
-__all__ = ["Arguments", "CallSignature", "packed_specs", "side_by_side", "static_shapes"]
+__all__ = ["UNPACKED", "Arguments", "CallSignature", "Packing", "packed_specs", "side_by_side", "static_shapes"]

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ingot.runtime import describe, device
+from ingot.runtime.arguments import UNPACKED, Packing
 from ingot.runtime.bind import Shape
 from ingot.runtime.executable import Executable, LoadedProgram, Repeated
 from ingot.runtime.other_sizes import OtherSizes
@@ -30,13 +31,13 @@ class Convention:
     """The calling convention of a model: the arguments and results of the framework program that it comes from.
 
     flatten: (args, kwargs) to the flat inputs. bind: makes the callable from the executable that runs the flat inputs.
-    state: converts an array of the state to the framework's type. packed: see `LoadedProgram`.
+    state: converts an array of the state to the framework's type. packing: see `LoadedProgram`.
     """
 
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
     bind: Callable[[Executable], Callable[..., Any]]
     state: Callable[[Any], Any] | None = None
-    packed: tuple[int, int] = (0, 0)
+    packing: Packing = UNPACKED
 
 
 def tree_convention(
