@@ -40,7 +40,9 @@ from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.program import Program
 from ingot.support.errors import DeviceError
 
-MAX_COPIES = 4  # of a graph, each at other addresses: callers that hold results by turns cost no update of nodes
+# copies of a graph, each at other addresses: callers that hold results by turns, and layers that share a program, cost
+# no update of nodes. Of a small graph there may be more, as many as have these nodes together
+MIN_COPIES, MAX_COPIED_NODES = 4, 2048
 
 
 class Graphs:
@@ -74,7 +76,7 @@ class Graphs:
         # a graph with conditional nodes has one copy, says the driver's reference
         only = self._only_segment
         is_plain = only is not None and not any(isinstance(part, Conditional) for part in only.parts)
-        self._max_copies = MAX_COPIES if is_plain else 1
+        self._max_copies = max(MIN_COPIES, MAX_COPIED_NODES // max(len(only.nodes), 1)) if only and is_plain else 1
 
     def relaunch(self, places: tuple[int, ...], stream: int) -> bool:
         """Launch the copy that has these addresses, if there is one and the program is a single graph. Returns whether
@@ -195,7 +197,7 @@ class Graphs:
                 old = next(iter(self._copies_by_places))
                 copy = self._copies_by_places.pop(old)
                 self._recent_places[old] = None
-                if len(self._recent_places) > MAX_COPIES:
+                if len(self._recent_places) > self._max_copies:
                     del self._recent_places[next(iter(self._recent_places))]
                 self._move(copy, old, places)
         except DeviceError:
