@@ -59,6 +59,17 @@ def test_ops_behind_a_convolution_follow_its_layout() -> None:
     same_values(before, assign_layouts(before), 1e-5)
 
 
+def test_a_repeated_bias_follows_what_it_is_added_to() -> None:
+    """A table [n, n, heads], as windowed attention has it, beside scores [windows, heads, n, n]."""
+    table, scores = arg("table", 5, 5, 3), arg("scores", 8, 3, 5, 5)
+    bias = ops.BroadcastInDim(scores.shape, (1, 2, 3))(ops.Transpose((2, 0, 1))(table))
+    image = conv(arg("x", 2, 16, 5, 6), weight(8, 16, 3, 3))
+    before = graph(ops.Exp()(ops.add(bias, scores)), image)
+    after = assign_layouts(before)
+    assert {n.shape for n in after.nodes() if isinstance(n.op, ops.Exp)} == {scores.shape}
+    same_values(before, after, 1e-5)
+
+
 def test_a_graph_without_convolutions_is_left_alone() -> None:
     before = graph(ops.Transpose((1, 0))(arg("x", 3, 4)))
     assert assign_layouts(before) is before
