@@ -409,7 +409,7 @@ class _CallOverState:
 
 def _fit(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a program may write all of these in place. C code checks them: a decoder has three for each layer."""
-    addresses = reduce(operator.or_, map(torch.Tensor.data_ptr, tensors))
+    addresses = reduce(operator.or_, map(torch.Tensor.data_ptr, tensors), 0)
     return addresses % _ALIGN_BYTES == 0 and all(map(torch.Tensor.is_contiguous, tensors))
 
 
