@@ -12,9 +12,10 @@ A graph with tensors on a GPU is compiled for that GPU.
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
 from itertools import compress
 from typing import Any
 
@@ -411,16 +412,15 @@ class _CallOverState:
 
     def __call__(self, others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = targets = [*state_tensors.values()]
-        fits = [t.is_contiguous() and t.data_ptr() % ALIGN_BYTES == 0 for t in tensors]
-        if not all(fits):
+        if not _fit(tensors):
             form = torch.contiguous_format
-            targets = [t if fit else t.clone(memory_format=form) for t, fit in zip(tensors, fits, strict=True)]
+            targets = [t if _fit([t]) else t.clone(memory_format=form) for t in tensors]
         results = [*self.model.caller(lambda inputs: self.run.run_over(inputs, targets))(*others)]
         for target, tensor in zip(targets, tensors, strict=True) if targets is not tensors else ():
             if target is not tensor:
                 tensor.copy_(target)
-        # torch, and programs with constant parameters, detect changes by versions
-        torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+        # torch, and programs with constant parameters, detect changes by versions; inference tensors have none
+        torch.autograd.graph.increment_version(tensors)
         for number in sorted(state_tensors):
             results.insert(number, state_tensors[number])
         return tuple(results)
@@ -430,6 +430,12 @@ class _CallOverState:
 
     def repeated(self, others: Sequence[Any]) -> Repeated | None:
         return self.run.repeated(others)
+
+
+def _fit(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a program may write all of these in place. C code checks them: a decoder has three for each layer."""
+    addresses = reduce(operator.or_, map(torch.Tensor.data_ptr, tensors), 0)
+    return addresses % ALIGN_BYTES == 0 and all(map(torch.Tensor.is_contiguous, tensors))
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:
