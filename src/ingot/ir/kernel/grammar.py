@@ -1,7 +1,7 @@
 """Kernel IR: the loop language that schedules emit and targets print. The grammar:
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
-    stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
+    stmt   ::= For(var, begin, end, step, body, unroll, flatten, stages) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index) | AwaitStores | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
@@ -380,6 +380,7 @@ Body = tuple[Stmt, ...]
 class For(Stmt):
     """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code. `flatten`: a
     hint that the loop and the one inside it had better be one loop, so that loads of a turn begin in the turn before.
+    `stages`: a hint that loads of `stages - 1` turns had better be in flight, in shared memory; 0: no hint.
     """
 
     var: Var
@@ -389,6 +390,7 @@ class For(Stmt):
     body: Body
     unroll: bool = False
     flatten: bool = False
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.row_box import Rows, reduces_columns, reduction, reductions_of
 
 PROGRAMS_PER_PROCESSOR = 6
+STAGES = 0
+WARPS = 0
 TILE_ELEMENTS = 1024  # fewer than of rows alone: totals need registers, too, and threads add few rows of a tile
 
 
@@ -88,13 +90,13 @@ def _lower_rows(group: Group, rows: Rows, totals: Sequence[Node], machine: Machi
 
     begin = top.let(k.mul(CHUNK, integer(turns)), "begin")
     end = top.let(k.binary("min", k.add(begin, integer(turns)), dim_expr(shape.row_tiles)), "end")
-    top.loop("tile", begin, end, 1, add)
+    top.loop("tile", begin, end, 1, add, stages=STAGES)
     columns = Span.of(top, ZERO, width, length, 1)
     at = top.let(k.add(k.mul(CHUNK, dim_expr(length)), columns.position), "at")
     for buffer, total in zip(buffers, registers, strict=True):
         store_tile(top, buffer, at, k.load(total, ZERO), columns.in_bounds)
     partials = ((b, Arg("temp", i)) for i, b in enumerate(buffers))
-    step = group.step("rows", CHUNK, programs, top, *partials, warps=shape.warps)
+    step = group.step("rows", CHUNK, programs, top, *partials, warps=WARPS or shape.warps)
     return Lowered((step,), tuple(t.size * t.dtype.nbytes for t in types)), types
 
 
