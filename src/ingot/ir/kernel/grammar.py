@@ -56,13 +56,14 @@ REDUCE = ("add", "mul", "min", "max", "and", "or")
 # Some have a smaller domain, and cost less: exp_nonpositive and exp_decay for x <= 0, log1p_unit for x from 0 to 1, or
 # NaN. exp_decay is for weights relative to one of 1: its relative error is below 2^-22 down to e^-16, below 2^-21 for
 # smaller results, and it is 0 from 2^-126.5 on. exp2_narrow is 2^x for results that are stored in f16 or bf16. gelu(x)
-# is x times the normal distribution function of x, gelu_narrow (f32 only) with the precision of bf16. quotient(a, b) is
-# a / b for operands and 1 / b that are normal numbers, or NaN.
+# is x times the normal distribution function of x, gelu_narrow (f32 only) with the precision of bf16, gelu_derivative
+# its slope. quotient(a, b) is a / b for operands and 1 / b that are normal numbers, or NaN.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(
         ("exp", "exp_nonpositive", "exp_decay", "exp2_narrow", "expm1", "logistic", "tanh", "erf", "sinh", "cosh"), 1
     ),
-    **dict.fromkeys(("log", "log1p", "log1p_unit", "asinh", "acosh", "atanh", "gelu", "gelu_narrow", "cbrt"), 1),
+    **dict.fromkeys(("log", "log1p", "log1p_unit", "asinh", "acosh", "atanh", "cbrt"), 1),
+    **dict.fromkeys(("gelu", "gelu_narrow", "gelu_derivative"), 1),
     **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan"), 1),
     **dict.fromkeys(("atan2", "pow", "quotient"), 2),
 }
