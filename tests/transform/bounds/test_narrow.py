@@ -135,6 +135,7 @@ def rounding(graph: Graph, options: Options) -> tuple[float, float, float]:
     return distance, bound, np.abs(real).max()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("precision", "activations"), NARROW)
 @pytest.mark.parametrize("has_minimum", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 64])
@@ -148,6 +149,7 @@ def test_levels_in_narrower_programs(rows: int, has_minimum: bool, precision: st
     assert sum(isinstance(n.op, ops.Concat) for n in parts.nodes()) == 2 * has_minimum
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("precision", "activations"), NARROW)
 @pytest.mark.parametrize("of", ["constants", "levels", "minima"])
 def test_loops_in_narrower_programs(of: str, precision: str, activations: str) -> None:
