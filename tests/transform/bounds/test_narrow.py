@@ -23,6 +23,14 @@ from ingot.transform.bounds.run import as_compiled
 from ingot.transform.repeat import repeat
 
 RANDOM = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has the numbers that it has alone."""
+    monkeypatch.setitem(globals(), "RANDOM", np.random.default_rng(0))
+
+
 ROWS, BLOCKS, SIZE = 6, 3, 32
 
 
