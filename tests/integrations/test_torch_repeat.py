@@ -181,7 +181,8 @@ def with_other_strides(net: Net) -> None:
 
 
 def negated_lazily(net: Net) -> None:
-    net.end.weight.data = torch._neg_view(net.end.weight.data)
+    torch_module: Any = torch
+    net.end.weight.data = torch_module._neg_view(net.end.weight.data)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +205,47 @@ def test_a_parameter_without_memory_is_refused(pair: Pair) -> None:
     net.end.weight.untyped_storage().resize_(0)
     with pytest.raises((InputError, RuntimeError)):
         loss(compiled, 1)
+
+
+class Averaged(nn.Module):
+    """Its buffers' old values are results, so that new ones cannot be written over them."""
+
+    mean: Tensor
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("last", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.layer(x)
+        old, before = self.mean + 0, self.last.clone()
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(y.mean(0))
+            self.last.copy_(y[0])
+        return y, old, before
+
+
+def test_new_values_that_are_copied(checked: list[int]) -> None:
+    """They are computed into memory that each call uses; what a call has written and returned stays."""
+    torch._dynamo.reset()
+    net = Averaged()
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, backend="ingot", fullgraph=True)
+    kept: list[tuple[Tensor, ...]] = []
+    expected: list[tuple[Tensor, ...]] = []
+    for i in range(6):
+        x = torch.randn(3, 5)
+        for f, values in ((compiled, kept), (twin, expected)):
+            results = f(x)
+            results[0].sum().backward()
+            values.append((*results, *(b.clone() for b in (net if f is compiled else twin).buffers())))
+        if i == 3:
+            checked.clear()
+    assert not checked
+    torch.testing.assert_close(kept, expected)
 
 
 def test_calls_by_turns(pair: Pair) -> None:

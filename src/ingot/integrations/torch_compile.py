@@ -71,8 +71,6 @@ Compile = Callable[..., Compiled]
 OPTIONS = ("precision", "activations", "threads", "cache", "fast_math", "fallback")
 
 
-# with this setting tokens, which order checks, are values of the graph instead of inputs
-@functorch_config.patch(unlift_effect_tokens=True)
 @no_collection()
 def ingot_backend(
     module: fx.GraphModule | GmWrapper,
@@ -150,7 +148,9 @@ def ingot_backend(
         return run
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
-    with padding_as_zeros(), whole_resizes(), whole_attention():
+    # so that tokens, which order checks, are values of the graph instead of inputs
+    with_tokens = functorch_config.patch(unlift_effect_tokens=True)
+    with with_tokens, padding_as_zeros(), whole_resizes(), whole_attention():
         compiled = aot_module_simplified(
             module,
             example_inputs,
@@ -289,6 +289,7 @@ class _Specialized:
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
+        self._copied = self._writes.copied(self.results)
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
         # calls that need the addresses of tensors alone
@@ -320,7 +321,7 @@ class _Specialized:
         if self._may_repeat and isinstance(run, CompiledModel | _CallOverState):
             read = [*compress(range(len(args)), mask)] if mask is not None else [*range(len(args))]
             read += [] if self._packed is None else [self._packed.position]
-            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place)
+            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place, self._copied)
         return self._finished(args, result)
 
     def _finished(self, args: list[Any], result: Sequence[Any]) -> Any:

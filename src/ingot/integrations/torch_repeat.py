@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from ingot.runtime.executable import Repeated
-from ingot.runtime.tensors import tensor_guard
+from ingot.runtime.tensors import current_stream, tensor_guard
 from ingot.support.dataclass import dataclass
 
 ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
@@ -31,7 +32,8 @@ _Pick = Callable[[Sequence[Any]], Sequence[Any]]
 class RepeatedCall:
     """guard: whether tensors are like the last call's. inputs, state, versioned: those of a call's values that the
     program reads, that it writes in place, and that it writes and that have versions. results: of the call's values and
-    those that the program allocates, its results."""
+    those that the program returns, its results. scratch: tensors for what it returns that is read before the next call
+    alone."""
 
     run: Repeated
     guard: Callable[..., bool]
@@ -39,6 +41,7 @@ class RepeatedCall:
     state: _Pick | None
     versioned: _Pick
     results: _Pick
+    scratch: _Scratch
 
     @classmethod
     def of(
@@ -48,11 +51,13 @@ class RepeatedCall:
         results: Sequence[Any],
         inputs: Sequence[int],
         in_place: Mapping[int, int],
+        copied: Collection[int],
     ) -> RepeatedCall | None:
         """The call like one that was just made; None if more than addresses must be known.
 
         args, results: of that call. inputs: the positions of the arguments that the program reads. in_place: of those
-        that it writes, with the numbers of the results that they are."""
+        that it writes, with the numbers of the results that they are. copied: the numbers of results that the caller
+        copies at once."""
         if run is None or not all(isinstance(v, torch.Tensor) and not v.is_complex() for v in (*args, *results)):
             return None  # some are converted
         guard = tensor_guard(args) if all(args[i].is_contiguous() for i in in_place) else None
@@ -62,7 +67,9 @@ class RepeatedCall:
         allocated = itertools.count(len(args))
         places = [written[n] if n in written else next(allocated) for n in range(len(results))]
         versioned = _pick([i for i in in_place if not args[i].is_inference()])
-        return cls(run, guard, _pick(inputs), _pick([*in_place]) if in_place else None, versioned, _pick(places))
+        state = _pick([*in_place]) if in_place else None
+        scratch = _Scratch([r if n in copied else None for n, r in enumerate(results) if n not in written])
+        return cls(run, guard, _pick(inputs), state, versioned, _pick(places), scratch)
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """The program's results; None if the tensors may be unlike the last call's."""
@@ -75,13 +82,34 @@ class RepeatedCall:
         if 0 in pointers or not self.guard(*args):
             return None
         if self.state is None:
-            return self.run([*self.inputs(pointers)], None)
+            return self.run([*self.inputs(pointers)], None, self.scratch())
         state = self.state(pointers)
         if reduce(operator.or_, state) % ALIGN_BYTES:
             return None
-        allocated = self.run([*self.inputs(pointers)], state)
+        allocated = self.run([*self.inputs(pointers)], state, self.scratch())
         increment_version(self.versioned(args))  # torch, and programs with constant parameters, detect changes by them
         return self.results([*args, *allocated])
+
+
+class _Scratch:
+    """Memory for results that are copied before the next call on the same stream from the same thread."""
+
+    def __init__(self, examples: Sequence[torch.Tensor | None]) -> None:
+        """examples: tensors like those that are wanted; None for results that are no scratch."""
+        self._examples = examples if any(e is not None for e in examples) else ()
+        self._is_on_gpu = any(e is not None and e.is_cuda for e in examples)
+        self._kept = threading.local()  # by_stream
+
+    def __call__(self) -> Sequence[Any]:
+        if self._is_on_gpu and torch.cuda.is_current_stream_capturing():
+            return ()  # the graph may run at any time
+        if not self._examples:
+            return ()
+        by_stream: dict[int, list[Any]] = self._kept.__dict__.setdefault("by_stream", {})
+        stream = current_stream() if self._is_on_gpu else 0
+        if stream not in by_stream:
+            by_stream[stream] = [None if e is None else torch.empty_like(e) for e in self._examples]
+        return by_stream[stream]
 
 
 def _pick(positions: Sequence[int]) -> _Pick:

@@ -65,6 +65,11 @@ class InPlaceWrites:
                 indices[i] = number
         return indices
 
+    def copied(self, results: Results) -> frozenset[int]:
+        """The indices among the computed results of values that `write` copies, and nobody else reads."""
+        number_of = {value: i for i, value in enumerate(results.computed)}
+        return frozenset(number_of[value] for _, _, value in self._exclusive_writes if value in number_of)
+
     def write(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
         """Write the inputs' new values, except those computed in place."""
         for write, places in self._groups:
