@@ -208,16 +208,18 @@ def test_a_parameter_without_memory_is_refused(pair: Pair) -> None:
 
 
 class Averaged(nn.Module):
-    """Its buffers' old values are results, so that new ones cannot be written over them."""
+    """Old values of two buffers are results, so that new ones cannot be written over them; the third's can."""
 
     mean: Tensor
     last: Tensor
+    steps: Tensor
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(5, 5)
         self.register_buffer("mean", torch.zeros(5))
         self.register_buffer("last", torch.zeros(5))
+        self.register_buffer("steps", torch.zeros(4))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y = self.layer(x)
@@ -225,6 +227,7 @@ class Averaged(nn.Module):
         with torch.no_grad():
             self.mean.mul_(0.5).add_(y.mean(0))
             self.last.copy_(y[0])
+            self.steps.add_(1)
         return y, old, before
 
 
@@ -246,6 +249,22 @@ def test_new_values_that_are_copied(checked: list[int]) -> None:
             checked.clear()
     assert not checked
     torch.testing.assert_close(kept, expected)
+
+
+def test_random_numbers_follow_the_seed(checked: list[int]) -> None:
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    compiled = torch.compile(net, backend="ingot", fullgraph=True)
+    x, values = torch.randn(3, 5), []
+    for i in range(8):
+        if i == 4:
+            checked.clear()
+        torch.manual_seed(i % 2)
+        values.append(compiled(x))
+        values[-1].sum().backward()
+    assert not checked
+    torch.testing.assert_close(values[:2] * 3, values[2:], atol=0, rtol=0)
+    assert not torch.equal(values[0], values[1])
 
 
 def test_calls_by_turns(pair: Pair) -> None:

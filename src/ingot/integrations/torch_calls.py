@@ -1,4 +1,6 @@
-"""A call of a graph with tensors like those of the call before, of which only the addresses differ.
+"""Calls of a graph's program: over the caller's tensors as state, seeded, and repeated.
+
+A repeated call has tensors like those of the call before, of which only the addresses differ.
 
 The checks of a call, the permutations of its inputs and its bookkeeping take some microseconds for each tensor, and a
 network of 50 layers trains 160 and writes 160 more. Where all tensors have the types, sizes and strides of the last
@@ -18,14 +20,82 @@ import torch
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
+from ingot.frontends.torch.model import ImportedModel
 from ingot.runtime.executable import Repeated
+from ingot.runtime.executor import CompiledModel
+from ingot.runtime.state import RANDOM
 from ingot.runtime.tensors import current_stream, tensor_guard
 from ingot.support.dataclass import dataclass
 
-ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
+_ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
 _data_ptr: Any = torch.Tensor.data_ptr
 _forward_mode: Any = forward_ad
 _Pick = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class CallOverState:
+    """A call of a program with the caller's tensors as state: (other inputs, these tensors by the index of their new
+    value among all results) -> all results."""
+
+    model: ImportedModel
+    run: CompiledModel
+
+    def __call__(self, others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
+        tensors = targets = [*state_tensors.values()]
+        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
+        if not all(fits):
+            form = torch.contiguous_format
+            targets = [t if fit else t.clone(memory_format=form) for t, fit in zip(tensors, fits, strict=True)]
+        results = [*self.model.caller(lambda inputs: self.run.run_over(inputs, targets))(*others)]
+        for target, tensor in zip(targets, tensors, strict=True) if targets is not tensors else ():
+            if target is not tensor:
+                tensor.copy_(target)
+        # torch, and programs with constant parameters, detect changes by versions
+        increment_version([t for t in tensors if not t.is_inference()])
+        for number in sorted(state_tensors):
+            results.insert(number, state_tensors[number])
+        return tuple(results)
+
+    def explain(self, *others: Any) -> str:
+        return self.run.explain(*others)
+
+    def repeated(self, others: Sequence[Any]) -> Repeated | None:
+        return self.run.repeated(others)
+
+
+@dataclass(frozen=True)
+class SeededCall:
+    """A call of a program with random numbers, seeded from torch's generator, so that torch.manual_seed takes effect.
+    In a CUDA graph that is captured, the generator of the GPU draws the seed, another one in each replay."""
+
+    run: Any
+    gpu: torch.device | None
+
+    def __call__(self, *args: Any) -> Any:
+        self.seed()
+        return self.run(*args)
+
+    def seed(self) -> None:
+        if self.gpu is not None and torch.cuda.is_current_stream_capturing():
+            seed = torch.randint((1 << 63) - 1, (1,), device=self.gpu)
+            self.run.set_state({RANDOM: torch.nn.functional.pad(seed, (0, 1))})  # as `seed_state` has it
+        else:
+            self.run.seed(int(torch.randint((1 << 63) - 1, ())))
+
+    def explain(self, *args: Any) -> str:
+        return self.run.explain(*args)
+
+    def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
+        run = self.run.repeated(inputs)
+        if run is None:
+            return None
+
+        def seeded(pointers: list[int], state: Sequence[int] | None, given: Sequence[Any]) -> list[Any]:
+            self.seed()
+            return run(pointers, state, given)
+
+        return seeded
 
 
 @dataclass(frozen=True)
@@ -84,7 +154,7 @@ class RepeatedCall:
         if self.state is None:
             return self.run([*self.inputs(pointers)], None, self.scratch())
         state = self.state(pointers)
-        if reduce(operator.or_, state) % ALIGN_BYTES:
+        if reduce(operator.or_, state) % _ALIGN_BYTES:
             return None
         allocated = self.run([*self.inputs(pointers)], state, self.scratch())
         increment_version(self.versioned(args))  # torch, and programs with constant parameters, detect changes by them
@@ -119,4 +189,4 @@ def _pick(positions: Sequence[int]) -> _Pick:
     return lambda values: [values[i] for i in positions]
 
 
-__all__ = ["ALIGN_BYTES", "RepeatedCall"]
+__all__ = ["CallOverState", "RepeatedCall", "SeededCall"]
