@@ -43,16 +43,15 @@ class CallOverState:
 
     def __call__(self, others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
         tensors = targets = [*state_tensors.values()]
-        fits = [t.is_contiguous() and t.data_ptr() % _ALIGN_BYTES == 0 for t in tensors]
-        if not all(fits):
+        if not _fit(tensors):
             form = torch.contiguous_format
-            targets = [t if fit else t.clone(memory_format=form) for t, fit in zip(tensors, fits, strict=True)]
+            targets = [t if _fit([t]) else t.clone(memory_format=form) for t in tensors]
         results = [*self.model.caller(lambda inputs: self.run.run_over(inputs, targets))(*others)]
         for target, tensor in zip(targets, tensors, strict=True) if targets is not tensors else ():
             if target is not tensor:
                 tensor.copy_(target)
-        # torch, and programs with constant parameters, detect changes by versions
-        increment_version([t for t in tensors if not t.is_inference()])
+        # torch, and programs with constant parameters, detect changes by versions; inference tensors have none
+        increment_version(tensors)
         for number in sorted(state_tensors):
             results.insert(number, state_tensors[number])
         return tuple(results)
@@ -62,6 +61,12 @@ class CallOverState:
 
     def repeated(self, others: Sequence[Any]) -> Repeated | None:
         return self.run.repeated(others)
+
+
+def _fit(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a program may write all of these in place. C code checks them: a decoder has three for each layer."""
+    addresses = reduce(operator.or_, map(torch.Tensor.data_ptr, tensors), 0)
+    return addresses % _ALIGN_BYTES == 0 and all(map(torch.Tensor.is_contiguous, tensors))
 
 
 @dataclass(frozen=True)
@@ -100,16 +105,14 @@ class SeededCall:
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """guard: whether tensors are like the last call's. inputs, state, versioned: those of a call's values that the
-    program reads, that it writes in place, and that it writes and that have versions. results: of the call's values and
-    those that the program returns, its results. scratch: tensors for what it returns that is read before the next call
-    alone."""
+    """guard: whether tensors are like the last call's. inputs, state: those of a call's values that the program
+    reads, and that it writes in place. results: of the call's values and those that the program returns, its results.
+    scratch: tensors for what it returns that is read before the next call alone."""
 
     run: Repeated
     guard: Callable[..., bool]
     inputs: _Pick
     state: _Pick | None
-    versioned: _Pick
     results: _Pick
     scratch: _Scratch
 
@@ -136,10 +139,9 @@ class RepeatedCall:
         written = {number: i for i, number in in_place.items()}
         allocated = itertools.count(len(args))
         places = [written[n] if n in written else next(allocated) for n in range(len(results))]
-        versioned = _pick([i for i in in_place if not args[i].is_inference()])
         state = _pick([*in_place]) if in_place else None
         scratch = _Scratch([r if n in copied else None for n, r in enumerate(results) if n not in written])
-        return cls(run, guard, _pick(inputs), state, versioned, _pick(places), scratch)
+        return cls(run, guard, _pick(inputs), state, _pick(places), scratch)
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """The program's results; None if the tensors may be unlike the last call's."""
@@ -157,7 +159,7 @@ class RepeatedCall:
         if reduce(operator.or_, state) % _ALIGN_BYTES:
             return None
         allocated = self.run([*self.inputs(pointers)], state, self.scratch())
-        increment_version(self.versioned(args))  # torch, and programs with constant parameters, detect changes by them
+        increment_version(self.state(args))
         return self.results([*args, *allocated])
 
 

@@ -379,10 +379,9 @@ class _Specialized:
         elif isinstance(run, CompiledModel) and not run.copied_state:
             call = CallOverState(model, run)
         else:
-            copied = run.copied_state if isinstance(run, CompiledModel) else None
-            self._in_place = {
-                i: n for i, n in self._in_place.items() if copied is not None and name_of(i) not in copied
-            }
+            names = frozenset(map(name_of, self._in_place))
+            copied = run.copied_state if isinstance(run, CompiledModel) else names
+            self._in_place = {i: n for i, n in self._in_place.items() if name_of(i) not in copied}
             self._runs.clear()
             return self._specialized(numbers, args)
         excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._in_place}

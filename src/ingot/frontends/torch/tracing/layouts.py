@@ -47,6 +47,7 @@ _IMAGE_OPS = frozenset(
         _aten.avg_pool2d,
     )
 )
+_AXIS_MOVES = frozenset((_aten.permute.default, _aten.transpose.int))  # of images in which channels are no axis 1
 # views in which elements may share memory
 _OVERLAPPING_VIEWS = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_strided.default))
 
@@ -426,7 +427,7 @@ def images_of(graph: fx.Graph) -> set[object]:
     """Values with the shape of some operand or result of a convolution, pool or batch norm."""
     images = [n for n in graph.nodes if _is_image(n.meta.get("val"))]
     layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _IMAGE_OPS]
-    near = {n for layer in layers for n in (layer, layer.args[0], *layer.users)}
+    near = {n for layer in layers for n in (layer, layer.args[0], *layer.users) if n.target not in _AXIS_MOVES}
     shapes = {n.meta["val"].shape for n in images if n in near}
     return {n for n in images if n.op != "placeholder" and n.meta["val"].shape in shapes}
 
