@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
+from ingot.integrations.torch_calls import RepeatedCall
 from ingot.integrations.torch_compile import explain
 from ingot.runtime.arguments import Arguments
 from ingot.support.errors import InputError
@@ -322,3 +324,28 @@ def test_a_gradient_of_a_value_that_is_no_leaf_is_separate() -> None:
     compiled(y).sum().backward()
     assert layer.weight.grad is not None
     assert seen == [s for s in seen if s != layer.weight.grad.untyped_storage().data_ptr()]
+
+
+def test_values_that_have_no_address() -> None:
+    """Nested tensors, others without memory and numbers are not taken for the last call's."""
+    x = torch.randn(2, 3)
+    taken: list[list[int]] = []
+
+    def run(pointers: list[int], _state: object, _given: object) -> list[Tensor]:
+        taken.append(pointers)
+        return [x]
+
+    call = RepeatedCall.of(run, [x], [x], [0], {}, ())
+    assert call is not None
+    assert call([x + 1]) == [x]
+    assert len(taken) == 1
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(1, 3)])
+    without_memory = torch.randn(2, 3)
+    without_memory.untyped_storage().resize_(0)
+    functorch: Any = torch._C
+    others = [nested, without_memory, torch.empty(2, 3, device="meta"), x.double(), x.t(), x.clone().requires_grad_()]
+    for other in (*others, nn.Parameter(x), functorch._functorch._add_batch_dim(x[None], 0, 1), 3):
+        assert call([other]) is None
+    with forward_ad.dual_level():
+        assert call([forward_ad.make_dual(x, x)]) is None
+    assert len(taken) == 1

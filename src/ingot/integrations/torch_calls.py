@@ -30,6 +30,7 @@ from ingot.support.dataclass import dataclass
 _ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
 _data_ptr: Any = torch.Tensor.data_ptr
 _forward_mode: Any = forward_ad
+_IS_NESTED = operator.attrgetter("is_nested")
 _Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
 
@@ -151,7 +152,8 @@ class RepeatedCall:
             pointers = [*map(_data_ptr, args)]
         except (TypeError, RuntimeError, ValueError):
             return None  # a value is not a tensor, or has no memory
-        if 0 in pointers or not self.guard(*args):
+        # the guard aborts the process for nested tensors
+        if 0 in pointers or any(map(_IS_NESTED, args)) or not self.guard(*args):
             return None
         if self.state is None:
             return self.run([*self.inputs(pointers)], None, self.scratch())
