@@ -27,9 +27,8 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, int)
 _mark_open: Any = getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None)
 _NONE_OF = (
     "num_mutated_inp_runtime_indices", "num_outputs_aliased", "num_intermediate_bases", "is_rng_op_functionalized",
-    "num_graphsafe_rng_states", "tokens", "num_backward_tokens", "act_input_indices",
-    "indices_of_inputs_that_requires_grad_with_mutations_in_bw", "num_opaque_objects_saved_for_bw",
-    "num_tensors_saved_with_no_vc_check", "deterministic",
+    "num_graphsafe_rng_states", "tokens", "num_backward_tokens", "num_opaque_objects_saved_for_bw", "deterministic",
+    "indices_of_inputs_that_requires_grad_with_mutations_in_bw", "num_tensors_saved_with_no_vc_check",
 )  # fmt: skip
 
 
@@ -80,7 +79,7 @@ class DirectCalls:
         try:
             if any(getattr(metadata, name) for name in _NONE_OF) or metadata.grad_enabled_mutation is not None:
                 return False
-            if function.maybe_subclass_metadata is not None or not function.boxed_grads_call:
+            if getattr(metadata, "act_input_indices", None) or function.maybe_subclass_metadata is not None:
                 return False
             outputs, inputs = metadata.output_info, metadata.input_info
             has_open_sizes = metadata.dynamic_outputs or metadata.dynamic_saved_tensors_idxs
@@ -120,10 +119,13 @@ class DirectCalls:
             (i, _Layout.of(next(metas).memory_format)) for i, o in enumerate(metadata.output_info) if o.requires_grad
         ]
         is_deterministic = torch.are_deterministic_algorithms_enabled
+        is_boxed = getattr(function, "boxed_grads_call", False)
         interpreter = _torch_c._functorch.peek_interpreter_stack
         keeps_graph = _torch_c._autograd._get_current_graph_task_keep_graph
 
         class CompiledFunction(function):
+            boxed_grads_call = False  # as in versions of torch that have no such attribute
+
             @staticmethod
             def forward(ctx: Any, *args: Any) -> Any:
                 results = forward_program([*args])
@@ -145,14 +147,13 @@ class DirectCalls:
 
             @staticmethod
             @disable  # `backward()` may be called in a frame that dynamo compiles
-            def backward(ctx: Any, grads: list[Any]) -> Any:
+            def backward(ctx: Any, *grads: Any) -> Any:
                 is_rare = torch.is_grad_enabled() or is_deterministic() or keeps_graph() or interpreter() is not None
                 fitted = [] if is_rare else [layout.fitted(grads[i]) for i, layout in cotangents]
                 if is_rare or any([g is None for g in fitted]):
-                    return function.backward(ctx, grads)
+                    return function.backward(ctx, [*grads]) if is_boxed else function.backward(ctx, *grads)
                 inputs = [*ctx.symints, *ctx.saved_tensors, *fitted]
                 del fitted
-                grads.clear()
                 ctx.maybe_clear_saved_tensors()
                 return tuple(backward_program(inputs))
 
