@@ -157,7 +157,12 @@ class DirectCalls:
                 ctx.maybe_clear_saved_tensors()
                 return tuple(backward_program(inputs))
 
-        return CompiledFunction.apply
+        # `Function.apply` also looks into each tensor for torch.func's, which torch.compile's guards have done
+        compiled: Any = CompiledFunction
+        base: Any = super(torch.autograd.Function, compiled)
+        apply = base.apply
+        is_transforming = _torch_c._are_functorch_transforms_active
+        return lambda *args: CompiledFunction.apply(*args) if is_transforming() else apply(*args)
 
 
 @dataclass(frozen=True)
