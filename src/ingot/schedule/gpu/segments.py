@@ -401,34 +401,39 @@ class _Segments:
         return k.select(has_update, k.spread(value, work.tile), initial)
 
     def _combined(self, work: Elements, row: Expr, begin: Expr, end: Expr) -> Expr:
-        """Return the updates of the segment combined: those before the next part, and the parts."""
+        """Return the updates of the segment combined: one by one, of a long segment those before its next part."""
+        top, size = work.top, integer(PART_UPDATES)
+        length = top.let(k.sub(end, begin), "length")
+        most = top.let(k.reduce("max", length), "most")
         if self.parts is None:
-            return self._combined_one_by_one(work, row, begin, end)
-        top, (buffer, _), shape = work.top, self.parts, self._parts_shape
-        size = integer(PART_UPDATES)
+            return self._combined_one_by_one(work, row, begin, end, most)
+        (buffer, _), shape = self.parts, self._parts_shape
         part = top.let(k.add(k.binary("div", begin, size), integer(1)), "part")
-        own = self._combined_one_by_one(work, row, begin, top.let(k.binary("min", end, ix.mul(part, size)), "last"))
+        is_long = top.let(k.binary("gt", length, size), "is_long")
+        last = top.let(k.select(is_long, ix.mul(part, size), end), "last")
+        own = self._combined_one_by_one(work, row, begin, last, top.let(k.binary("min", most, size), "few"))
         at = _linear(work.index, self.windows.anchor.shape, self._free_dims)
 
         def combined_part(block: Block, offset: Expr) -> tuple[Expr, Expr]:
             number = block.let(k.add(part, offset), "number")
-            live = block.let(k.binary("lt", ix.mul(number, size), end), "live")
+            in_segment = k.binary("and", is_long, k.binary("lt", ix.mul(number, size), end))
+            live = block.let(in_segment, "live")
             flat = ix.add(ix.mul(k.add(ix.mul(row, dim_expr(shape[1])), number), dim_expr(product(shape[2:]))), at)
             return read_at(block, buffer, flat, live), live
 
-        parts = k.sub(k.binary("div", k.add(end, integer(PART_UPDATES - 1)), size), part)
-        rest = self._fold(work, top.let(k.reduce("max", parts), "parts"), combined_part)
-        return self.windows.combined(top.let(own, "own"), rest)
+        count = k.binary("div", k.add(most, integer(PART_UPDATES - 1)), size)
+        parts = top.let(k.select(k.binary("gt", most, size), count, ZERO), "parts")
+        return self.windows.combined(top.let(own, "own"), self._fold(work, parts, combined_part))
 
-    def _combined_one_by_one(self, work: Elements, row: Expr, begin: Expr, end: Expr) -> Expr:
-        """Return the sorted updates `begin` to `end` combined."""
+    def _combined_one_by_one(self, work: Elements, row: Expr, begin: Expr, end: Expr, most: Expr) -> Expr:
+        """Return the sorted updates `begin` to `end`, at most `most`, combined."""
 
         def update(block: Block, offset: Expr) -> tuple[Expr, Expr]:
             number = block.let(k.add(begin, offset), "number")
             live = block.let(k.binary("lt", number, end), "live")
             return self._update(block, work, row, number, live), live
 
-        return self._fold(work, work.top.let(k.reduce("max", k.sub(end, begin)), "most"), update)
+        return self._fold(work, most, update)
 
     def _fold(self, work: Elements, count: Expr, value_at: Callable[[Block, Expr], tuple[Expr, Expr]]) -> Expr:
         """Return the values of offsets below `count` combined. value_at: the values of a tile, and which exist."""
