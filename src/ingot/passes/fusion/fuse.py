@@ -19,7 +19,6 @@ Inputs, constants and storage ops are not in groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from ingot import ops
@@ -34,10 +33,14 @@ from ingot.passes.fusion.column_sums import join_column_sums
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
     gathers_rows,
+    has_anchor,
+    has_tall_columns,
     is_cheap,
     is_cheap_chain,
+    is_long_chain,
     is_row_transpose,
     long_dims,
+    operands_within,
     outlasts_product,
     reads_leaves,
     repeats_cheaply,
@@ -71,7 +74,6 @@ from ingot.passes.fusion.several_results import join_results
 from ingot.passes.fusion.sibling_sums import join_siblings
 
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
-_CACHE_LINE_BYTES = 64
 _MAX_NARROW_CHANNELS = 8  # half a vector
 
 
@@ -131,7 +133,12 @@ class _Fusion:
         self._open(node)
 
     def _is_full(self, g: OpenGroup) -> bool:
-        return len(g.members) >= self.policy.max_ops
+        """Whether a group has enough ops: where it still reads several values that are in no group (a round of
+        Threefry's reads two), each would become a kernel, so it goes on to three times the number."""
+        if len(g.members) < self.policy.max_ops or len(g.members) >= 3 * self.policy.max_ops:
+            return len(g.members) >= self.policy.max_ops
+        sources = {source_of(i) for n in g.members for i in n.inputs}
+        return sum(not (x.is_leaf or x in self.groups_of or x in self.in_memory) for x in sources) <= 1
 
     def _root_reason(self, node: Node, groups: list[OpenGroup]) -> str:
         """Explain why `node` is the root of a group, and so stored, instead of a member of the group that reads it."""
@@ -194,7 +201,7 @@ class _Fusion:
         if isinstance(node.op, ops.Concat):
             computed = [i for i in node.inputs if not i.is_leaf and not is_cheap_chain(i)]
             return bool(computed) and (
-                len(node.inputs) > 3 or node in self.in_memory or any(map(self._has_anchor, computed))
+                len(node.inputs) > 3 or node in self.in_memory or any(has_anchor(i, self.users) for i in computed)
             )
         if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._only_widens(node.op):
             return False
@@ -206,13 +213,6 @@ class _Fusion:
         limits = {name: (low, high) for name, low, high in self.graph.bounds}
         lows = [bounds(d, limits)[0] for d in (*op.low, *op.high)]
         return all(n is not None and n >= 0 for n in lows)
-
-    def _has_anchor(self, node: Node, depth: int = 8) -> bool:
-        if depth == 0 or node.is_leaf:
-            return False
-        if not is_pointwise(node) and not is_free(node):
-            return True
-        return len(self.users.get(node, ())) <= 1 and any(self._has_anchor(i, depth - 1) for i in node.inputs)
 
     def _open(self, node: Node) -> None:
         g = OpenGroup(node, iteration_box(node))
@@ -340,17 +340,20 @@ class _Fusion:
         self.groups_of[node] = groups
         return True
 
-    def _stored_sources(self, groups: list[OpenGroup], node: Node, depth: int = 0) -> set[Node] | None:
+    def _stored_sources(
+        self, groups: list[OpenGroup], node: Node, depth: int = 0, own: set[Node] | None = None
+    ) -> set[Node] | None:
         """The stored values that `node` is plain arithmetic on; None if it is not. Reductions over the box of one of
-        the groups are not stored: they join it."""
-        stored: set[Node] = set()
+        the groups are not stored: they join it. own: what is not stored although several of these read it."""
+        stored, own = set[Node](), own or operands_within(node, self.policy.max_repeated)
         if depth == self.policy.max_repeated or not repeats_cheaply(node, self.policy):
             return None
         for x in map(source_of, node.inputs):
             if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
                 return None
-            is_stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x) or len(self.users[x]) > 1
-            sources = {x} if is_stored else self._stored_sources(groups, x, depth + 1)
+            is_shared = len(self.users[x]) > 1 and not own.issuperset(self.users[x])
+            is_stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x) or is_shared
+            sources = {x} if is_stored else self._stored_sources(groups, x, depth + 1, own)
             if sources is None:
                 return None
             stored |= sources
@@ -370,7 +373,9 @@ class _Fusion:
         if any(map(is_row_transpose, self.users.get(node, ()))) and self._depends_on_gathered_rows(node):
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
-        cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
+        cheap = (is_cheap(node) and not (repeats and is_long_chain(node, self.policy.max_row_ops))) or (
+            gathers_rows(node) and g.anchor is None and reads_leaves(node)
+        )
         if repeats and self.policy.repeats_vectors:
             cheap |= isinstance(node.op, ops.Pad) or self._stored_sources([g], node) is not None
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
@@ -395,7 +400,7 @@ class _Fusion:
         follows = tuple(sorted(a for a in axes if a is not None))
         long = [d for d in range(len(g.box)) if g.box[d] != 1]
         if long and long[-1] not in follows:
-            return True
+            return not is_long_chain(node, self.policy.max_row_ops)
         stack, budget = list(node.inputs), 16
         while stack and budget:
             n, budget = stack.pop(), budget - 1
@@ -419,7 +424,11 @@ class _Fusion:
             if can_join:
                 g.reductions.append(node)
             return can_join
-        if g.box == box and follows(axes, result_dims, box) and not self._has_tall_columns(node.inputs[0], reduced):
+        if (
+            g.box == box
+            and follows(axes, result_dims, box)
+            and not has_tall_columns(node.inputs[0], reduced, self.policy)
+        ):
             g.reductions.append(node)
             return True
         row_like = tuple(d for d in g.box if d != 1) == tuple(box[d] for d in result_dims if box[d] != 1)
@@ -428,14 +437,6 @@ class _Fusion:
         g.reductions.append(node)
         g.rebase(box, result_dims)
         return True
-
-    def _has_tall_columns(self, x: Node, reduced: Sequence[int]) -> bool:
-        """Whether a loop over columns of vectors would fetch them again in each pass, a few cache lines of each page.
-        Separate kernels traverse memory in order, and are also split between the cores by rows."""
-        long = [d for d in range(len(x.shape)) if x.shape[d] != 1]
-        if not long or long[-1] in reduced or estimate(x.shape[long[-1]]) * x.dtype.nbytes <= 4 * _CACHE_LINE_BYTES:
-            return False
-        return estimate(product([x.shape[d] for d in reduced])) * _CACHE_LINE_BYTES > self.policy.max_column_bytes
 
     def _start_rows(self, g: OpenGroup, node: Node) -> None:
         box = node.inputs[0].shape
