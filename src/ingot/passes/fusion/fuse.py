@@ -61,6 +61,7 @@ from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
 from ingot.passes.fusion.prologue import (
     is_single_row,
+    loaded_operand,
     norm_of_row,
     panel_operand,
     prologue_members,
@@ -72,6 +73,7 @@ from ingot.passes.fusion.sibling_sums import join_siblings
 
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
 _CACHE_LINE_BYTES = 64
+_READ_IN_PLACE = (*ops.WEIGHT_FORMS, ops.RoundToBytes)
 _MAX_NARROW_CHANNELS = 8  # half a vector
 
 
@@ -159,11 +161,9 @@ class _Fusion:
         return any(g.anchor is node for g in self.groups_of.get(node, ()))
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
-        only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes))
-        in_place |= node not in self.stored_views and is_strided_view(node, self.stored_views)
-        in_place = in_place and not self.channels.is_scattered(node)
-        if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
+        in_place = isinstance(node.op, _READ_IN_PLACE) or is_strided_view(node, self.stored_views)
+        in_place &= not self.channels.is_scattered(node) and self.storage.isdisjoint(self.users.get(node, ()))
+        if in_place and node in self.in_memory and node not in self.outputs:
             self.in_memory.update(node.inputs)
             needs_memory = False
         if needs_memory or not groups or any(self._repeats_lookups(g, node) for g in groups):
@@ -232,7 +232,8 @@ class _Fusion:
             required = norm_of_row(node, self.users, self.graph, self.tails, self.policy)
         g.required = frozenset() if any(map(self._has_prologue, required)) else required
         g.panel = node.inputs[0] if g.required else self._panel(node)
-        self.in_memory.update(self.channels.unpadded.get(i, i) for i in node.inputs if i is not g.panel)
+        operands = (i for i in node.inputs if i is not g.panel)
+        self.in_memory.update(loaded_operand(node, i, self.channels, self.policy) for i in operands)
         if g.panel is not None:
             self.optional_memory.add(g.panel)
 
