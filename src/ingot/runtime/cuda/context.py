@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -144,7 +146,7 @@ class Context:
         graphs, places = direct.instance.graphs, (*direct.own_places, *pointers)
         if graphs.relaunch(places, direct.stream):
             return True
-        if any(pointer % ALIGN_BYTES for pointer in pointers):
+        if reduce(operator.or_, pointers, 0) % ALIGN_BYTES:
             return False
         graphs.run(places, direct.stream)
         return True

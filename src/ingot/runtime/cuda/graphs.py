@@ -11,8 +11,10 @@
 from __future__ import annotations
 
 import ctypes
+import operator
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import compress, groupby
 
 from ingot.runtime.bind import Binding
 from ingot.runtime.cuda.clock import Added, Clock
@@ -40,7 +42,9 @@ from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.program import Program
 from ingot.support.errors import DeviceError
 
-MAX_COPIES = 4  # of a graph, each at other addresses: callers that hold results by turns cost no update of nodes
+# copies of a graph, each at other addresses: callers that hold results by turns, and layers that share a program, cost
+# no update of nodes. Of a small graph there may be more, as many as have these nodes together
+MIN_COPIES, MAX_COPIES, MAX_COPIED_NODES = 4, 64, 2048
 
 
 class Graphs:
@@ -51,9 +55,9 @@ class Graphs:
         communicators: Communicators | None = None,
     ) -> None:  # fmt: skip
         self._driver, self._binding = driver, binding
-        self._copies_by_places: dict[tuple[int, ...], int] = {}  # the number of the copy by what it reads and writes
+        # what each copy reads and writes, in the order of their last moves: few, so that comparing beats hashing
+        self._places_of_copies: dict[int, tuple[int, ...]] = {}
         self._streamed_runs: list[Run] = []  # the runs of launches kernel by kernel
-        self._recent_places: dict[tuple[int, ...], None] = {}  # the places that copies had before, the latest
         self._capture_stream = 0
         self._graph_places: tuple[int, ...] = ()  # the places in the graphs that copies are instantiated from
         self._known: Mapping[str, int] = {}  # the values of symbols, and of the sizes that the run has computed so far
@@ -71,15 +75,16 @@ class Graphs:
         self._fixed = sorted({base for part in collectives for base, _ in part.bases})
         first = self._runs[0] if len(self._runs) == 1 else None
         self._only_segment = first if isinstance(first, Segment) else None  # as most programs have
+        only, self._max_copies = self._only_segment, 1
         # a graph with conditional nodes has one copy, says the driver's reference
-        only = self._only_segment
-        is_plain = only is not None and not any(isinstance(part, Conditional) for part in only.parts)
-        self._max_copies = MAX_COPIES if is_plain else 1
+        if only is not None and not any(isinstance(part, Conditional) for part in only.parts):
+            self._max_copies = min(max(MIN_COPIES, MAX_COPIED_NODES // max(len(only.nodes), 1)), MAX_COPIES)
+        self._recent_places = deque[tuple[int, ...]](maxlen=self._max_copies)  # the places that copies had before
 
     def relaunch(self, places: tuple[int, ...], stream: int) -> bool:
         """Launch the copy that has these addresses, if there is one and the program is a single graph. Returns whether
         it did."""
-        copy = self._copies_by_places.get(places)
+        copy = self._copy_at(places)
         if copy is None or self._only_segment is None:
             return False
         self._driver.launch(self._only_segment.executables[copy], stream)
@@ -87,7 +92,7 @@ class Graphs:
 
     def run(self, places: tuple[int, ...], stream: int) -> None:
         """Launch at these addresses; where the host reads a flag, it waits for the launches before it."""
-        copy = self._copies_by_places.get(places)
+        copy = self._copy_at(places)
         if copy is None:
             copy = self._prepare_copy(places)
 
@@ -180,28 +185,30 @@ class Graphs:
                 clock.drop()
         return seconds_by_step
 
+    def _copy_at(self, places: tuple[int, ...]) -> int | None:
+        """The number of the copy with these places, if there is one."""
+        return next((copy for copy, own in self._places_of_copies.items() if own == places), None)
+
     def _prepare_copy(self, places: tuple[int, ...]) -> int:
         """The number of a copy with these places: a new one if such places were used recently, or else the oldest,
         moved to them."""
-        if self._copies_by_places and any(self._graph_places[i] != places[i] for i in self._fixed):
+        if self._places_of_copies and any(self._graph_places[i] != places[i] for i in self._fixed):
             self.drop()
         try:
-            if not self._copies_by_places:
+            if not self._places_of_copies:
                 copy = self._make_graphs(places)
-            elif places in self._recent_places and len(self._copies_by_places) < self._max_copies:
+            elif len(self._places_of_copies) < self._max_copies and places in self._recent_places:
                 copy = self._copy()
                 self._move(copy, self._graph_places, places)
             else:
-                old = next(iter(self._copies_by_places))
-                copy = self._copies_by_places.pop(old)
-                self._recent_places[old] = None
-                if len(self._recent_places) > MAX_COPIES:
-                    del self._recent_places[next(iter(self._recent_places))]
+                copy, old = next(iter(self._places_of_copies.items()))
+                del self._places_of_copies[copy]
+                self._recent_places.append(old)
                 self._move(copy, old, places)
         except DeviceError:
             self.drop()  # some nodes may have moved and others not: all graphs are built anew
             raise
-        self._copies_by_places[places] = copy
+        self._places_of_copies[copy] = places
         return copy
 
     def _make_graphs(self, places: tuple[int, ...]) -> int:
@@ -216,7 +223,7 @@ class Graphs:
     def _copy(self) -> int:
         for segment in segments(self._runs):
             segment.executables.append(self._driver.instantiate(segment.graph))
-        return len(self._copies_by_places)
+        return len(self._places_of_copies)
 
     def _add_nodes(
         self, graph: int, parts: Sequence[GraphItem], places: Places, before: Sequence[int] = ()
@@ -261,9 +268,8 @@ class Graphs:
     def _move(self, copy: int, old: Places, new: Places) -> None:
         """Update the kernels of a copy from old addresses to new ones."""
         affected: dict[Node, Segment] = {}  # each once
-        for place, (a, b) in enumerate(zip(old, new, strict=True)):
-            if a != b:
-                affected.update((node, segment) for segment, node in self._users.get(place, ()))
+        for place in compress(range(len(new)), map(operator.ne, old, new)):
+            affected.update((node, segment) for segment, node in self._users.get(place, ()))
         for node, segment in affected.items():
             node.point(new)
             self._driver.update(segment.executables[copy], node.handle, node.params)
@@ -324,7 +330,7 @@ class Graphs:
                 self._driver.drop_graph(segment.graph, segment.executables)
             segment.graph = 0
             segment.executables.clear()
-        self._copies_by_places.clear()
+        self._places_of_copies.clear()
 
 
 __all__ = ["Graphs"]

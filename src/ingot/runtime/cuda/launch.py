@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ingot.runtime.cuda.driver import MAP_BYTES, Driver, KernelParams
 from ingot.runtime.cuda.image import LoadedKernel
@@ -20,9 +20,10 @@ WEIGHTS = 1  # the index of the weights' address among the places
 Places = Sequence[int]
 
 
-def _addresses(bases: Sequence[tuple[int, int]], places: Places, weights: Callable[[int], int] | None) -> Iterator[int]:
-    for base, offset in bases:
-        yield weights(offset) if weights is not None and base == WEIGHTS else places[base] + offset
+def _addresses(bases: Sequence[tuple[int, int]], places: Places, weights: Callable[[int], int] | None) -> list[int]:
+    if weights is None:
+        return [places[base] + offset for base, offset in bases]
+    return [weights(offset) if base == WEIGHTS else places[base] + offset for base, offset in bases]
 
 
 class Node:
@@ -60,10 +61,10 @@ class Node:
 
     def point(self, places: Places, weights: Callable[[int], int] | None = None) -> None:
         """Set the addresses. weights: from an offset among the weights to its address, if these are not contiguous."""
-        for i, address in enumerate(_addresses(self.bases, places, weights)):
-            self._values[i] = address
-            if i in self._maps:
-                self._driver.encode(self._maps[i], self._matrices[i], address)
+        addresses = _addresses(self.bases, places, weights)
+        self._values[: len(addresses)] = addresses
+        for i, tensor_map in self._maps.items():
+            self._driver.encode(tensor_map, self._matrices[i], addresses[i])
 
     def set_condition(self, condition: int) -> None:
         """The handle of the conditional node whose flag this launch sets."""

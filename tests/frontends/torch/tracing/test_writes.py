@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -129,3 +130,107 @@ def test_what_else_needs_the_old_value_has_it(f: Any) -> None:
         torch.testing.assert_close(run(a, b), f(c, d))
         torch.testing.assert_close((a, b), (c, d))
         assert float(memory[offset + 20]) == offset + 20
+
+
+class Decoder(nn.Module):
+    """A step of a decoder, whose cache is the caller's."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.scale = nn.Parameter(torch.rand(4))  # a vector becomes a constant
+        self.project = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, cache: Tensor, count: Tensor) -> Tensor:
+        cache.index_copy_(1, count.view(1), self.project(x * self.scale))
+        count.add_(1)
+        return cache.sum(1)
+
+
+def new_cache() -> tuple[Tensor, Tensor]:
+    return torch.zeros(2, 16, 4), torch.zeros((), dtype=torch.int64)
+
+
+class Pair:
+    """A compiled decoder and its reference, each with a cache of its own. `step` compares them."""
+
+    def __init__(self, net: Decoder, run: Any = None) -> None:
+        self.net, self.run = net, compile_whole(net) if run is None else run
+        self.got, self.want = new_cache(), new_cache()
+
+    def step(self) -> None:
+        x = torch.randn(2, 1, 4)
+        torch.testing.assert_close(self.run(x, *self.got), self.net(x, *self.want))
+        torch.testing.assert_close(self.got, self.want)
+
+
+@torch.no_grad()
+def test_caches_are_reset_and_replaced_between_calls(written_counts: list[int]) -> None:
+    pair = Pair(Decoder())
+    for is_replaced in (False, True, True):
+        for _ in range(3):
+            pair.step()
+        for tensor in (*pair.got, *pair.want):
+            tensor.zero_()
+        if is_replaced:
+            pair.got, pair.want = new_cache(), new_cache()
+    pair.step()
+    # no memory for a kernel to write: a view at an odd address
+    pair.got = (torch.zeros(129)[1:].view(2, 16, 4), pair.got[1])
+    pair.want = (torch.zeros(2, 16, 4), pair.want[1])
+    pair.step()
+    assert written_counts == [2] * 11
+
+
+@torch.no_grad()
+def test_parameters_are_replaced_between_calls(written_counts: list[int]) -> None:
+    pair = Pair(Decoder())
+    pair.step()
+    for seed, replace in enumerate((
+        lambda net, other: net.load_state_dict(other.state_dict()),
+        lambda net, other: setattr(net, "scale", other.scale),
+        lambda net, other: setattr(net.project.weight, "data", other.project.weight.data),
+        lambda net, other: setattr(net, "project", other.project),
+        lambda net, other: net.scale.mul_(2),
+    )):  # fmt: skip
+        replace(pair.net, Decoder(seed + 1))
+        pair.step()
+        pair.step()
+    assert set(written_counts) == {2}
+
+
+def test_caches_of_inference_mode_and_others_take_turns(written_counts: list[int]) -> None:
+    pair = Pair(Decoder())
+    with torch.no_grad():
+        pair.step()
+        assert pair.got[0]._version
+    with torch.inference_mode():
+        pair.step()
+        pair.got, pair.want = new_cache(), new_cache()
+        pair.step()
+        pair.step()
+    pair.got, pair.want = new_cache(), new_cache()
+    with torch.no_grad():
+        pair.step()
+        assert pair.got[0]._version
+    assert written_counts == [2] * 5
+
+
+def test_models_and_threads_have_caches_of_their_own(written_counts: list[int]) -> None:
+    """Two decoders, each called by two threads."""
+    nets = [Decoder(1), Decoder(2)]
+    pairs = [Pair(net, run) for net in nets for run in [compile_whole(net)] for _ in range(2)]
+    with torch.no_grad():
+        pairs[0].step()
+        pairs[2].step()
+
+    @torch.no_grad()
+    def steps(pair: Pair) -> None:
+        for _ in range(8):
+            pair.step()
+
+    pairs[0], pairs[2] = Pair(nets[0], pairs[0].run), Pair(nets[1], pairs[2].run)
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(steps, pair) for pair in pairs]:
+            done.result()
+    assert set(written_counts) == {2}
