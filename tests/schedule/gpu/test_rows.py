@@ -176,6 +176,6 @@ def test_a_softmax_gradient_reads_the_cotangent_in_16_bits() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
     trace = Trace()
     build_program(graph, features_of(f"null:{TARGET}"), 1, trace=trace)
-    groups = [n for n in trace.stages[-1][2].nodes() if isinstance(n.op, FusedGroup)]
-    (product,) = (n for n in groups if n.op.kind == "contraction")
+    nodes = trace.stages[-1][2].nodes()
+    (product,) = (n for n in nodes if isinstance(n.op, FusedGroup) and n.op.kind == "contraction")
     assert product.dtype == bf16 and y not in product.inputs
