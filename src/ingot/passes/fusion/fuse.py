@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_computed, product
@@ -33,6 +34,7 @@ from ingot.passes.fusion.channel_images import ChannelImages
 from ingot.passes.fusion.column_sums import join_column_sums
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
+    depends_on_gathered_rows,
     gathers_rows,
     is_cheap,
     is_cheap_chain,
@@ -75,6 +77,7 @@ _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles
 _CACHE_LINE_BYTES = 64
 _READ_IN_PLACE = (*ops.WEIGHT_FORMS, ops.RoundToBytes)
 _MAX_NARROW_CHANNELS = 8  # half a vector
+_MAX_LOADS = 8  # of a repeated value, at all places that need it
 
 
 class _Fusion:
@@ -330,8 +333,7 @@ class _Fusion:
         """Add `node` to each of the groups that read it, if recomputing costs no more than reading: plain arithmetic on
         at most one value of its size."""
         too_many = len(groups) > self.policy.max_copies and not widens_table(node)
-        sources = None if too_many or node in self.tails else self._stored_sources(groups, node)
-        if sources is None or sum(2 * estimate(x.type.size) > estimate(node.type.size) for x in sources) > 1:
+        if too_many or node in self.tails or self._large_sources(groups, node) > 1:
             return False
         axes = [self._axes_in(g, node) for g in groups]
         if not all(self._accepts_pointwise(g, node, a) for g, a in zip(groups, axes, strict=True)):
@@ -340,6 +342,11 @@ class _Fusion:
             self._add(g, node, a)
         self.groups_of[node] = groups
         return True
+
+    def _large_sources(self, groups: list[OpenGroup], node: Node) -> float:
+        """How many stored values of its size `node` is plain arithmetic on."""
+        sources = self._stored_sources(groups, node)
+        return inf if sources is None else sum(2 * estimate(x.type.size) > estimate(node.type.size) for x in sources)
 
     def _stored_sources(self, groups: list[OpenGroup], node: Node, depth: int = 0) -> set[Node] | None:
         """The stored values that `node` is plain arithmetic on; None if it is not. Reductions over the box of one of
@@ -366,27 +373,18 @@ class _Fusion:
                 return False
         if node.op.holds_operands and (g.anchor is not None or g.reductions):
             return False
-        if len(g.paths_to(node, self.readers[g])) > self.policy.max_paths:
+        paths = len(g.paths_to(node, self.readers[g]))
+        if paths > self.policy.max_paths:
             return False
-        if any(map(is_row_transpose, self.users.get(node, ()))) and self._depends_on_gathered_rows(node):
+        if any(map(is_row_transpose, self.users.get(node, ()))) and depends_on_gathered_rows(node, self.users):
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
         if repeats and self.policy.repeats_vectors:
-            cheap |= isinstance(node.op, ops.Pad) or self._stored_sources([g], node) is not None
+            cheap |= isinstance(node.op, ops.Pad) or paths * self._large_sources([g], node) <= _MAX_LOADS
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, allows_transposes=True) or cheap
-
-    def _depends_on_gathered_rows(self, node: Node, depth: int = 8) -> bool:
-        """Whether a loop along the innermost dimension of `node` reads gathered rows contiguously, so that one along
-        another dimension would gather each element."""
-        if gathers_rows(node):
-            return True
-        computed = depth and is_pointwise(node) and not node.op.holds_operands
-        return bool(computed) and any(
-            self._depends_on_gathered_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1
-        )
 
     def _is_computed_once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         """Whether the loops over the box compute a small value outside their innermost loop: it does not follow the
