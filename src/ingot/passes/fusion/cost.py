@@ -139,3 +139,14 @@ def gathers_rows(node: Node) -> bool:
     last = node.inputs[0].type.rank - 1
     reads_full_rows = op.slice_sizes[last] == node.inputs[0].shape[last] and last not in op.start_index_map
     return reads_full_rows and node.type.rank - 1 in op.offset_dims
+
+
+def depends_on_gathered_rows(node: Node, users: Mapping[Node, Sequence[Node]], depth: int = 8) -> bool:
+    """Whether a loop along the innermost dimension of `node` reads gathered rows contiguously, so that one along
+    another dimension would gather each element."""
+    if gathers_rows(node):
+        return True
+    computed = depth and is_pointwise(node) and not node.op.holds_operands
+    return bool(computed) and any(
+        depends_on_gathered_rows(i, users, depth - 1) for i in node.inputs if len(users[i]) == 1
+    )

@@ -20,6 +20,7 @@ Inputs, constants and storage ops are not in groups.
 from __future__ import annotations
 
 from itertools import pairwise
+from math import inf
 
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_computed, product
@@ -32,6 +33,7 @@ from ingot.passes.fusion.channel_images import ChannelImages
 from ingot.passes.fusion.column_sums import join_column_sums
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
+    depends_on_gathered_rows,
     gathers_rows,
     has_anchor,
     has_tall_columns,
@@ -64,6 +66,7 @@ from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
 from ingot.passes.fusion.prologue import (
     is_single_row,
+    loaded_operand,
     norm_of_row,
     panel_operand,
     prologue_members,
@@ -75,6 +78,7 @@ from ingot.passes.fusion.sibling_sums import join_siblings
 
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
 _MAX_NARROW_CHANNELS = 8  # half a vector
+_MAX_LOADS = 8  # of a repeated value, at all places that need it
 
 
 class _Fusion:
@@ -166,11 +170,9 @@ class _Fusion:
         return any(g.anchor is node for g in self.groups_of.get(node, ()))
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
-        only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes))
-        in_place |= node not in self.stored_views and is_strided_view(node, self.stored_views)
-        in_place = in_place and not self.channels.is_scattered(node)
-        if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
+        in_place = isinstance(node.op, _READ_IN_PLACE) or is_strided_view(node, self.stored_views)
+        in_place &= not self.channels.is_scattered(node) and self.storage.isdisjoint(self.users.get(node, ()))
+        if in_place and node in self.in_memory and node not in self.outputs:
             self.in_memory.update(node.inputs)
             needs_memory = False
         if needs_memory or not groups or any(self._repeats_lookups(g, node) for g in groups):
@@ -232,7 +234,8 @@ class _Fusion:
             required = norm_of_row(node, self.users, self.graph, self.tails, self.policy)
         g.required = frozenset() if any(map(self._has_prologue, required)) else required
         g.panel = node.inputs[0] if g.required else self._panel(node)
-        self.in_memory.update(self.channels.unpadded.get(i, i) for i in node.inputs if i is not g.panel)
+        operands = (i for i in node.inputs if i is not g.panel)
+        self.in_memory.update(loaded_operand(node, i, self.channels, self.policy) for i in operands)
         if g.panel is not None:
             self.optional_memory.add(g.panel)
 
@@ -329,8 +332,7 @@ class _Fusion:
         """Add `node` to each of the groups that read it, if recomputing costs no more than reading: plain arithmetic on
         at most one value of its size."""
         too_many = len(groups) > self.policy.max_copies and not widens_table(node)
-        sources = None if too_many or node in self.tails else self._stored_sources(groups, node)
-        if sources is None or sum(2 * estimate(x.type.size) > estimate(node.type.size) for x in sources) > 1:
+        if too_many or node in self.tails or self._large_sources(groups, node) > 1:
             return False
         axes = [self._axes_in(g, node) for g in groups]
         if not all(self._accepts_pointwise(g, node, a) for g, a in zip(groups, axes, strict=True)):
@@ -339,6 +341,11 @@ class _Fusion:
             self._add(g, node, a)
         self.groups_of[node] = groups
         return True
+
+    def _large_sources(self, groups: list[OpenGroup], node: Node) -> float:
+        """How many stored values of its size `node` is plain arithmetic on."""
+        sources = self._stored_sources(groups, node)
+        return inf if sources is None else sum(2 * estimate(x.type.size) > estimate(node.type.size) for x in sources)
 
     def _stored_sources(
         self, groups: list[OpenGroup], node: Node, depth: int = 0, own: set[Node] | None = None
@@ -368,29 +375,20 @@ class _Fusion:
                 return False
         if node.op.holds_operands and (g.anchor is not None or g.reductions):
             return False
-        if len(g.paths_to(node, self.readers[g])) > self.policy.max_paths:
+        paths = len(g.paths_to(node, self.readers[g]))
+        if paths > self.policy.max_paths:
             return False
-        if any(map(is_row_transpose, self.users.get(node, ()))) and self._depends_on_gathered_rows(node):
+        if any(map(is_row_transpose, self.users.get(node, ()))) and depends_on_gathered_rows(node, self.users):
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
         cheap = (is_cheap(node) and not (repeats and is_long_chain(node, self.policy.max_row_ops))) or (
             gathers_rows(node) and g.anchor is None and reads_leaves(node)
         )
         if repeats and self.policy.repeats_vectors:
-            cheap |= isinstance(node.op, ops.Pad) or self._stored_sources([g], node) is not None
+            cheap |= isinstance(node.op, ops.Pad) or paths * self._large_sources([g], node) <= _MAX_LOADS
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, allows_transposes=True) or cheap
-
-    def _depends_on_gathered_rows(self, node: Node, depth: int = 8) -> bool:
-        """Whether a loop along the innermost dimension of `node` reads gathered rows contiguously, so that one along
-        another dimension would gather each element."""
-        if gathers_rows(node):
-            return True
-        computed = depth and is_pointwise(node) and not node.op.holds_operands
-        return bool(computed) and any(
-            self._depends_on_gathered_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1
-        )
 
     def _is_computed_once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         """Whether the loops over the box compute a small value outside their innermost loop: it does not follow the
