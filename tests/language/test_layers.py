@@ -23,6 +23,7 @@ from tests.language.models import FAST, MODELS, compiled, files, model, network
 CASES = [pytest.param(name, marks=[pytest.mark.slow] if i >= FAST else []) for i, name in enumerate(MODELS)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_logits(name: str, tmp_path: Path) -> None:
     net = model(*MODELS[name])
@@ -61,6 +62,7 @@ def test_narrow_caches(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     agrees(network(net, tmp_path, 32), net, 1, tolerance, dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(f32, 1e-4), (i8, 2e-2), (f8e5m2, 0.2)], ids=str)
 def test_rings(dtype: DType, tolerance: float, tmp_path: Path) -> None:
     """Layers with a window keep no more than it: chunks longer and shorter than it, then steps."""

@@ -30,6 +30,7 @@ def _relative_error(got: object, want: object) -> float:
     return float((got - want).abs().max() / want.abs().max())  # type: ignore[attr-defined, operator]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_stored_narrow(name: str) -> None:
     family, net = FAMILIES[name], build_net(name)
@@ -51,6 +52,7 @@ def _cast(values: tuple, dtype: object) -> tuple:
 
 
 # llama's mask is f32, which PyTorch does not mix with f16
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama"])
 def test_models_of_16_bits_from_pytorch(name: str, dtype: str) -> None:
@@ -66,6 +68,7 @@ def test_models_of_16_bits_from_pytorch(name: str, dtype: str) -> None:
     assert _relative_error(got, exact) <= 1.5 * _relative_error(theirs, exact) + BOUND[dtype] / 2, name
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["resnet", "mobilenet", "lstm", "bert", "vit"])
 def test_models_of_16_bits_from_onnx(name: str) -> None:
     family = FAMILIES[name]

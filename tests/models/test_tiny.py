@@ -31,6 +31,7 @@ def _check(name: str, run: object, net: object) -> None:
         assert error < TOLERANCE, f"{name} at batch {batch}: off by {error:.1e} of the largest output"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_from_pytorch(name: str) -> None:
     family, net = FAMILIES[name], build_net(name)
@@ -39,6 +40,7 @@ def test_from_pytorch(name: str) -> None:
     _check(name, model, net)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_from_onnx(name: str) -> None:
     family, net = FAMILIES[name], build_net(name)

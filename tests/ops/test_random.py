@@ -18,6 +18,7 @@ from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64, i64
 from ingot.ir.verify import verify
 from ingot.ops import random, sampling
 from ingot.ops.nn.terms import Term
+from tests.conformance.checked import planned
 
 N = 20_000
 KEY = np.asarray([0x243F6A88, 0x85A308D3], np.uint32)
@@ -266,3 +267,13 @@ def test_dropout_of_scores_never_or_always() -> None:
     for rate, share in ((1.0, 0.0), (0.0, 1.0)):
         kept = random.kept_scores((word[:1], word[:1]), random.without_bit_3(word), random.without_bit_3(word), rate)
         assert kept.mean() == share
+
+
+@pytest.mark.parametrize("target", ["native", "cuda:sm_90a"])
+@pytest.mark.parametrize("draws", [1, 2, 5])
+def test_a_mask_is_drawn_in_one_kernel(draws: int, target: str) -> None:
+    """No words of all elements are stored between Threefry's rounds, and no round of the keys is a kernel."""
+    keys = [random.RandomKey(i)() for i in range(draws)]
+    masks = [sampling.bernoulli(key, (512, 96 + i), 0.9) for i, key in enumerate(keys)]
+    program, _ = planned(Graph((), tuple(masks)), target)
+    assert len(program.steps) <= draws + 4

@@ -9,6 +9,7 @@ import ingot
 from ingot.support.errors import InputError
 
 
+@pytest.mark.slow
 def test_a_torch_loss() -> None:
     torch = pytest.importorskip("torch")
     from torch import Tensor, nn

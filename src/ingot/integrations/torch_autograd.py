@@ -24,10 +24,11 @@ _torch_c: Any = torch._C
 _unsafe_view = torch.ops.aten._unsafe_view.default
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, int)
 # marks axes of open size, for graphs that read the tensor later
-_mark_open: Any = getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None)
+_MARKS = ("mark_dynamo_propagated_dynamic_indices", "maybe_mark_dynamic_helper")  # the latter before PyTorch 2.12
+_mark_open: Any = next(filter(None, (getattr(runtime_wrappers, name, None) for name in _MARKS)), None)
 _NONE_OF = (
     "num_mutated_inp_runtime_indices", "num_outputs_aliased", "num_intermediate_bases", "is_rng_op_functionalized",
-    "num_graphsafe_rng_states", "tokens", "num_backward_tokens", "act_input_indices",
+    "num_graphsafe_rng_states", "tokens", "num_backward_tokens",
     "indices_of_inputs_that_requires_grad_with_mutations_in_bw", "num_opaque_objects_saved_for_bw",
     "num_tensors_saved_with_no_vc_check", "deterministic",
 )  # fmt: skip
@@ -80,7 +81,7 @@ class DirectCalls:
         try:
             if any(getattr(metadata, name) for name in _NONE_OF) or metadata.grad_enabled_mutation is not None:
                 return False
-            if function.maybe_subclass_metadata is not None or not function.boxed_grads_call:
+            if function.maybe_subclass_metadata is not None or getattr(metadata, "act_input_indices", None):
                 return False
             outputs, inputs = metadata.output_info, metadata.input_info
             has_open_sizes = metadata.dynamic_outputs or metadata.dynamic_saved_tensors_idxs
@@ -122,6 +123,7 @@ class DirectCalls:
         is_deterministic = torch.are_deterministic_algorithms_enabled
         interpreter = _torch_c._functorch.peek_interpreter_stack
         keeps_graph = _torch_c._autograd._get_current_graph_task_keep_graph
+        is_boxed = getattr(function, "boxed_grads_call", False)  # from PyTorch 2.12 on gradients come in a list
 
         class CompiledFunction(function):
             @staticmethod
@@ -145,13 +147,14 @@ class DirectCalls:
 
             @staticmethod
             @disable  # `backward()` may be called in a frame that dynamo compiles
-            def backward(ctx: Any, grads: list[Any]) -> Any:
+            def backward(ctx: Any, *args: Any) -> Any:
+                grads = args[0] if is_boxed else [*args]
                 is_rare = torch.is_grad_enabled() or is_deterministic() or keeps_graph() or interpreter() is not None
                 fitted = [] if is_rare else [layout.fitted(grads[i]) for i, layout in cotangents]
                 if is_rare or any([g is None for g in fitted]):
-                    return function.backward(ctx, grads)
+                    return function.backward(ctx, *args)
                 inputs = [*ctx.symints, *ctx.saved_tensors, *fitted]
-                del fitted
+                del fitted, args
                 grads.clear()
                 ctx.maybe_clear_saved_tensors()
                 return tuple(backward_program(inputs))

@@ -12,10 +12,9 @@ A graph with tensors on a GPU is compiled for that GPU.
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial, reduce
+from functools import cache, partial
 from itertools import compress
 from typing import Any
 
@@ -47,16 +46,13 @@ from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
+from ingot.integrations.torch_calls import CallOverState, RepeatedCall, SeededCall
 from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, is_reporting, report_program
-from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
+from ingot.integrations.torch_flat import import_flat, ints, name_of, placeholders, unread
 from ingot.integrations.torch_packing import cut_packed_input, pack_gradients, packed_partition, packed_result
-from ingot.integrations.torch_repeat import ALIGN_BYTES, RepeatedCall
 from ingot.ops import draws_random
 from ingot.runtime.arguments import Packing
-from ingot.runtime.executable import Repeated
 from ingot.runtime.executor import CompiledModel
-from ingot.runtime.state import RANDOM
-from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, ShapeError, UnsupportedOpError
 from ingot.support.garbage import no_collection
 
@@ -72,8 +68,6 @@ Compile = Callable[..., Compiled]
 OPTIONS = ("precision", "activations", "threads", "cache", "fast_math", "fallback")
 
 
-# with this setting tokens, which order checks, are values of the graph instead of inputs
-@functorch_config.patch(unlift_effect_tokens=True)
 @no_collection()
 def ingot_backend(
     module: fx.GraphModule | GmWrapper,
@@ -151,7 +145,9 @@ def ingot_backend(
         return run
 
     counters["aot_autograd"]["total"] += 1  # by which DDP's optimizer knows whose first call gives fake tensors
-    with padding_as_zeros(), whole_resizes(), whole_attention():
+    # so that tokens, which order checks, are values of the graph instead of inputs
+    with_tokens = functorch_config.patch(unlift_effect_tokens=True)
+    with with_tokens, padding_as_zeros(), whole_resizes(), whole_attention():
         compiled = aot_module_simplified(
             module,
             example_inputs,
@@ -290,6 +286,7 @@ class _Specialized:
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders}
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
+        self._copied = self._writes.copied(self.results)
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
         # calls that need the addresses of tensors alone
@@ -318,10 +315,10 @@ class _Specialized:
             inputs = [*inputs, args[self._packed.position]]
         report_program(run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
-        if self._may_repeat and isinstance(run, CompiledModel | _CallOverState):
+        if self._may_repeat and isinstance(run, CompiledModel | CallOverState | SeededCall):
             read = [*compress(range(len(args)), mask)] if mask is not None else [*range(len(args))]
             read += [] if self._packed is None else [self._packed.position]
-            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place)
+            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place, self._copied)
         return self._finished(args, result)
 
     def _finished(self, args: list[Any], result: Sequence[Any]) -> Any:
@@ -378,11 +375,13 @@ class _Specialized:
             suffix = f", for {dict(numbers)}" if numbers else ""
             _log.info("compiled a graph of %d nodes in %.2f s%s", count, time.perf_counter() - start, suffix)
         if run is not None and not self._in_place:
-            call = _seeded(run, self._gpu) if draws_random(model.graph) else run
-        elif isinstance(run, CompiledModel) and run.writes_in_place:
-            call = _CallOverState(model, run)
+            call = SeededCall(run, self._gpu) if draws_random(model.graph) else run
+        elif isinstance(run, CompiledModel) and not run.copied_state:
+            call = CallOverState(model, run)
         else:
-            self._in_place = {}  # all of them are copied
+            names = frozenset(map(name_of, self._in_place))
+            copied = run.copied_state if isinstance(run, CompiledModel) else names
+            self._in_place = {i: n for i, n in self._in_place.items() if name_of(i) not in copied}
             self._runs.clear()
             return self._specialized(numbers, args)
         excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._in_place}
@@ -400,42 +399,6 @@ def _may_write(model: ImportedModel) -> bool:
     """Whether a program may write inputs: sizes are constant, other inputs determine the device, nothing is random."""
     graph = model.graph
     return len(graph.inputs) > len(graph.state) and not graph.symbols() and not draws_random(graph)
-
-
-@dataclass(frozen=True)
-class _CallOverState:
-    """A call of a program with the caller's tensors as state: (other inputs, these tensors by the index of their new
-    value among all results) -> all results."""
-
-    model: ImportedModel
-    run: CompiledModel
-
-    def __call__(self, others: Sequence[Any], state_tensors: Mapping[int, torch.Tensor]) -> tuple[Any, ...]:
-        tensors = targets = [*state_tensors.values()]
-        if not _fit(tensors):
-            form = torch.contiguous_format
-            targets = [t if _fit([t]) else t.clone(memory_format=form) for t in tensors]
-        results = [*self.model.caller(lambda inputs: self.run.run_over(inputs, targets))(*others)]
-        for target, tensor in zip(targets, tensors, strict=True) if targets is not tensors else ():
-            if target is not tensor:
-                tensor.copy_(target)
-        # torch, and programs with constant parameters, detect changes by versions; inference tensors have none
-        torch.autograd.graph.increment_version(tensors)
-        for number in sorted(state_tensors):
-            results.insert(number, state_tensors[number])
-        return tuple(results)
-
-    def explain(self, *others: Any) -> str:
-        return self.run.explain(*others)
-
-    def repeated(self, others: Sequence[Any]) -> Repeated | None:
-        return self.run.repeated(others)
-
-
-def _fit(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a program may write all of these in place. C code checks them: a decoder has three for each layer."""
-    addresses = reduce(operator.or_, map(torch.Tensor.data_ptr, tensors), 0)
-    return addresses % ALIGN_BYTES == 0 and all(map(torch.Tensor.is_contiguous, tensors))
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:
@@ -467,18 +430,3 @@ def _devices(graph: fx.Graph) -> list[tuple[bool, torch.device] | None]:
     (end,) = (n for n in graph.nodes if n.op == "output")
     values = [n.meta.get("val") if isinstance(n, fx.Node) else None for n in end.args[0]]
     return [(v.is_cuda, v.device) if isinstance(v, torch.Tensor) else None for v in values]
-
-
-def _seeded(run: Any, gpu: torch.device | None) -> Compiled:
-    """A compiled model with random numbers, seeded from torch's generator, so that torch.manual_seed takes effect. In a
-    CUDA graph that is captured, the generator of the GPU draws the seed, another one in each replay."""
-
-    def drawn(*args: Any) -> Any:
-        if gpu is not None and torch.cuda.is_current_stream_capturing():
-            seed = torch.randint((1 << 63) - 1, (1,), device=gpu)
-            run.set_state({RANDOM: torch.nn.functional.pad(seed, (0, 1))})  # as `seed_state` has it
-        else:
-            run.seed(int(torch.randint((1 << 63) - 1, ())))
-        return run(*args)
-
-    return drawn

@@ -141,7 +141,7 @@ def import_flat(
     outputs = [value for n, value in enumerate(outputs) if n not in {in_place[i] for i in state}]
     adapter, results = output_adapter(outputs, _flat(len(outputs)))
     state_results = output_adapter(new_values, _flat(len(new_values)))[1]
-    names = tuple(f"input {i}" for i in state)
+    names = tuple(name_of(i) for i in state)
     outputs_names = (*(f"next {name}" for name in names), *adapter.names)
     graph = sizes.graph([*inputs, *state.values()], [*state_results, *results], outputs_names)
     graph = replace(limited(graph, ranges, (), sizes), state=names)
@@ -153,6 +153,11 @@ def import_flat(
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
     packed = packing.inputs, packing.outputs
     return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter, packed=packed, saves=packing.is_private)
+
+
+def name_of(position: int) -> str:
+    """The name of an input that is state of the graph."""
+    return f"input {position}"
 
 
 def _flat(count: int) -> pytree.TreeSpec:

@@ -60,8 +60,8 @@ def zero_padding(image: Node) -> Node | None:
 
 
 def is_strided_view(node: Node, layouts: Mapping[Node, Layout] = MappingProxyType({})) -> bool:
-    """Whether `node` can be read in place from the value that it is a view of. layouts: see `strided_base`."""
-    return isinstance(node.op, VIEWS) and strided_base(node, layouts) is not None
+    """Whether `node` can be read in place from another value that it is a view of. layouts: see `strided_base`."""
+    return isinstance(node.op, VIEWS) and node not in layouts and strided_base(node, layouts) is not None
 
 
 def pull_back(root: Node, source: Node, layout: Layout) -> Layout | None:

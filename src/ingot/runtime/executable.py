@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address,
 from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
-Repeated = Callable[[list[int], Sequence[int] | None], list[Any]]
+Repeated = Callable[[list[int], Sequence[int] | None, "Sequence[Tensor | None]"], list[Any]]
 LIBRARY_SUFFIXES = (".so", ".o", ".a")  # of the native libraries that the compiler writes, for C linkers and loaders
 
 
@@ -66,8 +67,8 @@ class Executable:
 
     def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
         """A run of torch tensors that differ from `inputs`, which a call has read in place, in their addresses alone:
-        (the addresses of the inputs, and of the caller's tensors for the state) -> the outputs. It checks nothing. None
-        if the last calls had others, or copied some."""
+        (the addresses of the inputs, those of the caller's tensors for the state, tensors for the first outputs or None
+        for new ones) -> the outputs. It checks nothing. None if the last calls had others, or copied some."""
         return None
 
     @property
@@ -222,10 +223,9 @@ class LoadedProgram(Executable):
         if signature is None:
             return None
 
-        def run(pointers: list[int], state: Sequence[int] | None) -> list[Any]:
-            return self._run_at(
-                signature, self._arguments.spread(pointers), None if state is None else [*state, *state]
-            )
+        def run(pointers: list[int], state: Sequence[int] | None, given: Sequence[Tensor | None]) -> list[Any]:
+            both = None if state is None else [*state, *state]
+            return self._run_at(signature, self._arguments.spread(pointers), both, given=given)
 
         return run
 
@@ -236,9 +236,10 @@ class LoadedProgram(Executable):
         state_pointers: Sequence[int] | None,
         out: Sequence[np.ndarray | None] | None = None,
         values: Sequence[object] = (),
+        given: Sequence[Tensor | None] = (),
     ) -> list[np.ndarray | Tensor]:
         """pointers: the addresses of the inputs; it gets those of the state and the results. values: the inputs, which
-        no output may share memory with."""
+        no output may share memory with. given: see `repeated`."""
         has_state = self.has_state
         if has_state:
             self.state_lock.acquire()
@@ -249,8 +250,12 @@ class LoadedProgram(Executable):
             if has_state:
                 pointers += self._state_tensors.pointers if state_pointers is None else state_pointers
             results: list[np.ndarray | Tensor] = []
-            separate = instance.results[: len(self._output_adapters)]
-            for adapter, (shape, strides, nbytes) in zip(self._output_adapters, separate, strict=True):
+            separate = zip(self._output_adapters, instance.results, chain(given, repeat(None)), strict=False)
+            for adapter, (shape, strides, nbytes), target in separate:
+                if target is not None:
+                    pointers.append(target.data_ptr())
+                    results.append(target)
+                    continue
                 is_large = nbytes >= memory.MMAP_BYTES and signature.device is None
                 if out is not None and (result := out[len(results)]) is not None:
                     adapter.check_out(result, shape, [*values, *results])

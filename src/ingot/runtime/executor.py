@@ -117,14 +117,14 @@ class CompiledModel:
             return self._run_other_sizes(e, lambda other: other(*args, **kwargs))
 
     @property
-    def writes_in_place(self) -> bool:
-        """Whether a call writes each value of the state over the old one."""
-        return all(not s.copy_reason for s in self._executable.program.state)
+    def copied_state(self) -> frozenset[str]:
+        """The names of the values of the state that a call does not write over the old ones."""
+        return frozenset(s.spec.name for s in self._executable.program.state if s.copy_reason)
 
     def run_over(self, inputs: Sequence[Any], state: Sequence[Any]) -> list[Any]:
         """Run on torch tensors of the caller's in place of the model's own state, which are updated: contiguous, of its
         types and shapes, on the model's device, at addresses that are multiples of 16. Every value of the state must be
-        one that the program writes in place (`writes_in_place`)."""
+        one that the program writes in place (none of `copied_state`)."""
         return self._executable.run_over(inputs, state)
 
     def repeated(self, inputs: Sequence[Any]) -> Repeated | None:

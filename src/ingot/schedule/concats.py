@@ -39,7 +39,9 @@ def concat_at(em: Values, block: Block, node: Node, index: Index, mask: Expr | N
     if not pieces:
         raise CompileError("concat of nothing")
     at = index[op.dimension]
-    origin = _common_origin(block, node, index) if len(pieces) > 1 and at.lanes == 1 else None
+    # neighbours along the innermost dimension are loaded together
+    is_one_row = at.lanes == 1 or (at.tile is not None and op.dimension < node.type.rank - 1)
+    origin = _common_origin(block, node, index) if len(pieces) > 1 and is_one_row else None
     if origin is not None:
         return em.value(block, *origin, mask)
     if len(pieces) > 1 and _lanes_share_piece(block, pieces, at, op.dimension):

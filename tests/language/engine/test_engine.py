@@ -305,6 +305,7 @@ def test_what_fails_is_told_and_others_go_on(lm: ingot.LanguageModel) -> None:
     engine.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_logits_that_are_no_numbers_are_an_error(value: float, tmp_path: Path) -> None:
     """Not an answer of some tokens, nor an error about the grammar of the request."""

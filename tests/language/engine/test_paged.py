@@ -78,6 +78,7 @@ def test_logits(name: str, tmp_path: Path) -> None:
     assert rest.logits == []  # nobody asks for them
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [f32, f16, bf16, i8, f8e4m3fn, f8e5m2])
 def test_kernels(dtype: DType) -> None:
     """Kernels of a GPU give what those of a CPU do, and nothing of the pools is copied."""
@@ -121,6 +122,7 @@ def test_drawn_tokens() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [f32, f8e4m3fn, i8])
 def test_generate_reads_lengths(dtype: DType) -> None:
     """The loop depends on no size that the host would have to know."""

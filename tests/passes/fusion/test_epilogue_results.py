@@ -80,6 +80,32 @@ def test_a_vector_is_computed_by_its_readers() -> None:
     assert counts == [2, 1]
 
 
+def test_a_sum_that_several_windows_need_is_stored() -> None:
+    """Each element of an image reads four windows of a pool: of two images summed, but not of three."""
+
+    def counts(images: int) -> int:
+        summed = ops.Abs()(arg("i0", 1, 5, 5, 8))
+        for i in range(1, images):
+            summed = ops.Add()(summed, arg(f"i{i}", 1, 5, 5, 8))
+        windows = []
+        for low in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            before, after = (0, *low, 0), (0, *(1 - n for n in low), 0)
+            padded = ops.pad(summed, before, after)
+            blocks = ops.BroadcastInDim((1, 6, 2, 6, 2, 8), (0, 1, 3, 5))(padded)
+            windows.append(ops.mul(blocks, float(1 + low[0] + 2 * low[1])))
+        total = ops.Reshape((1, 12, 12, 8))(ops.Add()(ops.Add()(*windows[:2]), ops.Add()(*windows[2:])))
+        policy = replace(POLICY, repeats_vectors=True, max_paths=16)
+        return len(kinds(graph(total), policy))
+
+    assert [counts(n) for n in (1, 2, 3)] == [1, 1, 2]
+
+
+def test_sums_that_read_a_part_of_another_image_are_apart_from_a_product() -> None:
+    y, x = dot(X, W), ops.Slice((0, 0), (4, 8), (1, 1))(arg("x", 4, 12))
+    sums = ops.Reduce("sum", (0,))(ops.Mul()(y, x)), ops.Reduce("sum", (0,))(y)
+    assert ("contraction", 1) in kinds(graph(y, *sums))
+
+
 def gate_gradients(g: Node) -> tuple[Node, Node]:
     """Of y * silu(x) for the gradient `g` of the result."""
     x, y = ops.cast(ops.reshape(arg("gate", 32, dtype=bf16), (4, 8)), f32), arg("linear", 4, 8)

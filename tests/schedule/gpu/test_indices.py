@@ -1,15 +1,17 @@
-"""How wide the indices of kernels are: nothing here is computed, and no memory is taken."""
+"""The indices of kernels: how wide they are, for which no memory is taken, and where rolled values are read."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, bf16, f32, i8
 from ingot.schedule.gpu.blocks import HINT_32_BIT_INDICES, MAX_ELEMENTS_32_BIT
 from ingot.support.errors import CompileError
-from tests.conformance.checked import planned
+from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 
 
@@ -56,3 +58,25 @@ def test_lines_whose_places_an_i32_does_not_hold_are_refused() -> None:
     assert {"sort_runs", "merge", "sort"} == ordered((1 << 31) - 1).keys()
     with pytest.raises(CompileError, match="fewer than 2147483648"):
         ordered(1 << 31)
+
+
+def test_a_value_that_is_rolled_is_read_at_one_place() -> None:
+    """Not once for each of the pieces, nor for each pair of them along two axes; along the innermost one vectors of
+    each piece are loaded."""
+
+    def rolled(axes: tuple[int, ...]) -> int:
+        x = arg("x", f32, 2, 6, 5, 16)
+        y = ops.Exp()(x)
+        for axis in axes:
+            cut = tuple(2 if d == axis else n for d, n in enumerate(y.shape))
+            start = tuple(2 if d == axis else 0 for d in range(4))
+            first, last = ops.Slice((0,) * 4, cut, (1,) * 4)(y), ops.Slice(start, y.shape, (1,) * 4)(y)
+            y = ops.Concat(axis)(last, first)
+        graph = Graph((x,), (y,))
+        values = np.arange(2 * 6 * 5 * 16, dtype=np.float32).reshape(2, 6, 5, 16) / 960
+        (got,) = run_checked(graph, [values], H100)
+        np.testing.assert_allclose(got, np.roll(np.exp(values), [-2] * len(axes), axes), rtol=1e-6)
+        (kernel,) = planned(graph, H100)[1].values()
+        return show_kernel(kernel).count("exp(")
+
+    assert [rolled(axes) for axes in ((1,), (1, 2), (3,))] == [1, 1, 2]

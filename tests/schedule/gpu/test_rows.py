@@ -14,7 +14,10 @@ from ingot.ir.interp import interpret
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, const
-from ingot.ir.types import Shape, TensorType, dtype_of, f16, f32, static_shape
+from ingot.ir.types import Shape, TensorType, bf16, dtype_of, f16, f32, static_shape
+from ingot.ops.group import Group as FusedGroup
+from ingot.pipeline.build import Trace, build_program
+from ingot.pipeline.target import features_of
 from ingot.schedule.gpu.blocks import Group
 from ingot.schedule.gpu.machine import H100
 from ingot.schedule.gpu.rows import RowTiles, lower_rows
@@ -176,3 +179,23 @@ def test_results_that_wait_for_no_sum_are_stored_as_it_is_computed(
         assert waits or len(low.steps) == 1 or "in0[" not in show_kernel(low.steps[-1].kernel)
         for got, want in zip(run_checked(body, [data], TARGET), interpret(body, [data]), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-3 if got.dtype == np.float16 else 1e-4)
+
+
+def test_a_softmax_gradient_reads_the_cotangent_in_16_bits() -> None:
+    """The product stores it as it is, and the rows, which read the weights anyway, multiply them."""
+    y, v, g = (Input(n, TensorType(t, d))() for n, t, d in (
+        ("y", f32, (6, 5, 9)), ("v", bf16, (6, 4, 9)), ("g", bf16, (6, 5, 4))
+    ))  # fmt: skip
+    cotangent = ops.mul(ops.cast(ops.DotGeneral(((0,), (0,)), ((2,), (1,)))(g, v), f32), y)
+    result = ops.sub(
+        cotangent, ops.mul(y, ops.broadcast_to(ops.reduce("sum", cotangent, (2,), keepdims=True), y.shape))
+    )
+    graph = Graph((y, v, g), (result, ops.reduce("sum", result, (0,))))
+    inputs = [RNG.normal(size=static_shape(n.shape)).astype(n.dtype.numpy) for n in graph.inputs]
+    for got, want in zip(run_checked(graph, inputs, TARGET), interpret(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+    trace = Trace()
+    build_program(graph, features_of(f"null:{TARGET}"), 1, trace=trace)
+    nodes = trace.stages[-1][2].nodes()
+    (product,) = (n for n in nodes if isinstance(n.op, FusedGroup) and n.op.kind == "contraction")
+    assert product.dtype == bf16 and y not in product.inputs

@@ -93,6 +93,19 @@ def test_many_updates_of_few_elements() -> None:
     assert [name.rstrip("_0123456789") for name in kernels] == ["count_digits", "place_digits", "scatter"]
 
 
+@pytest.mark.parametrize("kind", ["add", "mul", "max", "min"])
+@pytest.mark.parametrize("targets", [3, 700])
+def test_a_target_of_most_updates_is_combined_in_parts(kind: str, targets: int) -> None:
+    """In rows, beside others and updates outside: segments that end in their first part, at its end, and later."""
+    rows = Scatter(kind, (1,), (0,), (), (), (0,), 1)
+    indices = np.repeat([0, 1, 2, targets, 2, -1], [128, 127, 1600, 129, 90, 3])[:, None]
+    xs = numbers(kind, targets, 5), RNG.permutation(indices), numbers(kind, len(indices), 5)
+    checked(rows, *xs)
+    assert "parts" in names_of(rows, *xs)
+    lines = Scatter(kind, (), (1,), (0,), (0,), (1,), 2)
+    checked(lines, numbers(kind, 2, 9), np.minimum(RNG.integers(-1, 40, (2, 2050, 1)), 8), numbers(kind, 2, 2050))
+
+
 def test_targets_of_several_digits() -> None:
     """Whole tiles and a piece of one, parts behind the end, lines with digits of their own."""
     line = Scatter("add", (), (0,), (), (), (0,), 1)
@@ -100,7 +113,7 @@ def test_targets_of_several_digits() -> None:
         xs = numbers("add", 200), RNG.integers(-9, 210, (total, 1)), numbers("add", total)
         checked(line, *xs)
         names = [name.rstrip("_0123456789") for name in planned(graph(line, *xs), H100)[1]]
-        assert names == ["count_digits", "place_digits"] * 2 + ["scatter"]
+        assert names == ["count_digits", "place_digits"] * 2 + ["parts", "scatter"]
     batched = Scatter("set", (), (1,), (0,), (0,), (1,), 2)
     checked(batched, numbers("set", 3, 20), RNG.integers(-2, 23, (3, 2100, 1)), numbers("set", 3, 2100))
 

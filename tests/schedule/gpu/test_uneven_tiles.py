@@ -19,6 +19,7 @@ from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100 as TARGET
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("rows", "columns", "parts"), [
     (128, 192, 1), (192, 128, 1), (192, 192, 3), (128, 96, 2), (192, 64, 2),
 ])  # fmt: skip

@@ -10,7 +10,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, TensorType, bf16, f32
-from ingot.ops import MaxPool, ReduceWindow, transpose
+from ingot.ops import Max, MaxPool, ReduceWindow, cast, full, mul, transpose
 from tests.conformance.checked import planned, run_checked
 
 FAR = 1 << 40
@@ -49,3 +49,16 @@ def test_the_gradient_of_a_pool(dtype: DType, size: tuple[int, ...], window: int
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
     if window == 3:
         assert len(planned(graph, "cuda:sm_90a")[1]) == 3
+
+
+def test_an_average_reads_what_is_stored_in_16_bits() -> None:
+    """A computed image that others read, too, is not stored in float32 for the pool."""
+    x = Input("x", TensorType(bf16, (2, 9, 7, 16)))()
+    image = Max()(x, full(x.shape, 0, bf16))
+    sums = ReduceWindow("sum", (1, 3, 3, 1), (1, 1, 1, 1), ((0, 0), (1, 1), (1, 1), (0, 0)), (1,) * 4, (1,) * 4)
+    graph = Graph((x,), (image, cast(mul(sums(cast(image, f32)), 1 / 9), bf16)))
+    (inputs,) = ([np.random.default_rng(0).standard_normal((2, 9, 7, 16)).astype(bf16.numpy)],)
+    for got, want in zip(run_checked(graph, inputs, "cuda:sm_90a"), interpret(graph, inputs), strict=True):
+        np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+    program, _ = planned(graph, "cuda:sm_90a")
+    assert not any(b.kind == "arena" for b in program.buffers)

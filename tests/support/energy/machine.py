@@ -7,6 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 
+def _replace(path: Path, text: str) -> None:
+    """As a file of /sys, which is never empty for a thread that reads it."""
+    written = path.with_name(f"{path.name}.written")
+    written.write_text(text)
+    written.replace(path)
+
+
 @dataclass
 class Machine:
     """Time goes on by `sleep` and by calls; counters follow its power, in steps of `step` seconds."""
@@ -58,7 +65,7 @@ class Machine:
         (folder / "max_energy_range_uj").write_text(f"{limit}\n")
 
         def write(machine: Machine) -> None:
-            (folder / "energy_uj").write_text(f"{(first + round(machine.joules * share * 1e6)) % limit}\n")
+            _replace(folder / "energy_uj", f"{(first + round(machine.joules * share * 1e6)) % limit}\n")
 
         write(self)
         self.writers.append(write)

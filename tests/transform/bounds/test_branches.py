@@ -57,6 +57,7 @@ def test_a_condition_on_the_inputs(method: str) -> None:
         np.testing.assert_allclose([lower, upper], [np.full((1, 4), least), np.full((1, 4), most)], rtol=1e-6)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("precision", "activations"), [("float32", "float32"), *NARROW])
 @pytest.mark.parametrize("of", ["constants", "levels", "minima"])
 @pytest.mark.parametrize("captured", [False, True])

@@ -49,6 +49,7 @@ class Quotients(nn.Module):
         return torch.cat([1 / x, 3 / y, (x + 1) / y, x**-2.0, y**-3.0, x.tanh() / (y * y.abs())], 1)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("low", "high"), [(-2.5, -0.5), (-3.0, -3.0), (-1e-3, -1e-4), (-1e12, -1e11), (0.5, 2.5)])
 def test_divisors_of_one_sign(method: str, low: float, high: float) -> None:
@@ -88,6 +89,7 @@ class Undefined(nn.Module):
         return torch.cat([*chosen, torch.softmax(torch.cat([x * 0, y]), 0)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_comparisons_of_undefined_values_exclude_nothing(method: str) -> None:
     """Both answers of a comparison may hold, and a probability is at most 1."""

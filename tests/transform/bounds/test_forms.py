@@ -118,6 +118,7 @@ class Orders(nn.Module):
         return torch.cat([torch.topk(y, 3, 1).values.T, torch.topk(x[:, :3], 2, 0, largest=False).values], 0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("method", ["crown", "auto", "forward", "ibp"])
 @pytest.mark.parametrize("net", [Powers(), Remainders(), Orders()], ids=lambda n: type(n).__name__)
 def test_bounds_hold(net: nn.Module, method: str) -> None:

@@ -47,6 +47,7 @@ def bounded(net: nn.Module, x: torch.Tensor) -> Bounded:
     return Question((True,), "crown", None, Rounding()).of(graph)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("make, shape", MODELS)
 @pytest.mark.parametrize("numerics", [False, True])
 def test_walks_in_parts(

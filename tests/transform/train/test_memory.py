@@ -41,6 +41,7 @@ def _numbers(step: ingot.CompiledStep) -> list[float]:
     return [n * 1e6 for n in numbers[:4]]
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The choice is made again by what kernels took where the program runs here."""
     torch.manual_seed(0)
@@ -67,6 +68,7 @@ def _run_counts(program: Program) -> Counter[str]:
     return Counter(s.kernel for s in program.steps if s.kernel.startswith("contraction"))
 
 
+@pytest.mark.slow
 def test_half_of_the_activations_and_all_of_the_bits() -> None:
     """Dropout, a norm over the batch, concatenated values and a padded convolution are computed again."""
 
@@ -98,6 +100,7 @@ def test_half_of_the_activations_and_all_of_the_bits() -> None:
     assert len(sections) == len(limited.program.steps) and set(sections) == set("fbo")
 
 
+@pytest.mark.slow
 def test_bytes_of_the_arena() -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.GELU())]

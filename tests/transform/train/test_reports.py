@@ -86,6 +86,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], Callable[..., li
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CASES)
 def test_losses_are_eagers(name: str) -> None:
     settings, options, changed, loss = CASES[name]

@@ -91,6 +91,7 @@ class Interpreted:
 SHAPES = ((cnn, (3, 2, 8, 8)), (attention, (3, 9)), (lstm, (3, 6)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("make", "shape"), SHAPES, ids=lambda v: getattr(v, "__name__", ""))
 def test_steps_of_a_gpu_beside_eager(make: Any, shape: Sequence[int]) -> None:
     torch.manual_seed(0)
@@ -109,6 +110,7 @@ def test_steps_of_a_gpu_beside_eager(make: Any, shape: Sequence[int]) -> None:
     assert not [s.spec.name for s in ours.program.state if s.copy_reason and ".running_" not in s.spec.name]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_what_a_recipe_asks_of_a_gpu_is_what_a_cpu_does(precision: str) -> None:
     """Dropout of the same numbers, two calls an update, an overflow that makes none."""
@@ -124,6 +126,7 @@ def test_what_a_recipe_asks_of_a_gpu_is_what_a_cpu_does(precision: str) -> None:
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=1e-3, err_msg=name)
 
 
+@pytest.mark.slow
 def test_less_memory_on_a_gpu_gives_the_same_bits() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32))])

@@ -89,6 +89,7 @@ def test_bodies_of_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_allclose(built.model()(**feeds), interpret(g, feeds)[0], 1e-3, 1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [9, 14])
 def test_images_of_open_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Two convolutions of one image become one."""

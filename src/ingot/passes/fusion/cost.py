@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from ingot import ops
-from ingot.ir.dims import DimLike, estimate
+from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.node import Node, topological
 from ingot.ir.types import Shape
 from ingot.ops.core.base import is_contraction
 from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.fusion.groups import is_free, is_pointwise, source_of
 from ingot.passes.fusion.policy import FusionPolicy
+
+_CACHE_LINE_BYTES = 64
 
 
 def long_dims(shape: Shape) -> list[int]:
@@ -22,6 +24,42 @@ def long_dims(shape: Shape) -> list[int]:
 def is_row_transpose(node: Node) -> bool:
     """Whether `node` is a transpose whose innermost dimension is strided in memory: computing along it would gather."""
     return isinstance(node.op, ops.Transpose) and node.op.permutation[-1] != node.type.rank - 1
+
+
+def is_long_chain(node: Node, limit: int) -> bool:
+    """Whether more than `limit` pointwise ops compute `node`."""
+    found, pending = {node}, [node]
+    while pending and len(found) <= limit:
+        operands = {x for x in map(source_of, pending.pop().inputs) if is_pointwise(x)} - found
+        pending += [x for x in operands if not isinstance(x.op, ops.Reduction)]
+        found |= operands
+    return len(found) > limit
+
+
+def operands_within(node: Node, depth: int) -> set[Node]:
+    """`node` and what it is computed from, at most `depth` ops back; views are none."""
+    found = {node}
+    for _ in range(depth):
+        found |= {i for n in found for i in (*n.inputs, *map(source_of, n.inputs))}
+    return found
+
+
+def has_anchor(node: Node, users: Mapping[Node, Sequence[Node]], depth: int = 8) -> bool:
+    """Whether the main loop of another kernel computes `node`, by what nothing else reads."""
+    if depth == 0 or node.is_leaf:
+        return False
+    if not is_pointwise(node) and not is_free(node):
+        return True
+    return len(users.get(node, ())) <= 1 and any(has_anchor(i, users, depth - 1) for i in node.inputs)
+
+
+def has_tall_columns(x: Node, reduced: Sequence[int], policy: FusionPolicy) -> bool:
+    """Whether a loop over columns of vectors would fetch them again in each pass, a few cache lines of each page.
+    Separate kernels traverse memory in order, and are also split between the cores by rows."""
+    long = long_dims(x.shape)
+    if not long or long[-1] in reduced or estimate(x.shape[long[-1]]) * x.dtype.nbytes <= 4 * _CACHE_LINE_BYTES:
+        return False
+    return estimate(product([x.shape[d] for d in reduced])) * _CACHE_LINE_BYTES > policy.max_column_bytes
 
 
 def reads_leaves(node: Node) -> bool:
@@ -101,3 +139,14 @@ def gathers_rows(node: Node) -> bool:
     last = node.inputs[0].type.rank - 1
     reads_full_rows = op.slice_sizes[last] == node.inputs[0].shape[last] and last not in op.start_index_map
     return reads_full_rows and node.type.rank - 1 in op.offset_dims
+
+
+def depends_on_gathered_rows(node: Node, users: Mapping[Node, Sequence[Node]], depth: int = 8) -> bool:
+    """Whether a loop along the innermost dimension of `node` reads gathered rows contiguously, so that one along
+    another dimension would gather each element."""
+    if gathers_rows(node):
+        return True
+    computed = depth and is_pointwise(node) and not node.op.holds_operands
+    return bool(computed) and any(
+        depends_on_gathered_rows(i, users, depth - 1) for i in node.inputs if len(users[i]) == 1
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ingot import ops
 from ingot.ir.node import Graph, Node
+from ingot.ir.types import f32
 from ingot.ops.core.base import Category, category
 from ingot.passes.fusion.policy import FusionPolicy
 
@@ -17,7 +18,7 @@ def anchor_tails(graph: Graph, policy: FusionPolicy) -> dict[Node, Node]:
     """The pointwise nodes that follow an anchor in a chain, or on several paths that join again, and whose intermediate
     values nothing else needs; with the anchor of each."""
     tails: dict[Node, Node] = {}
-    narrow_ends: dict[Node, Node] = {}  # the last value of 8 bits that is all that its anchor's tail passes on
+    narrow_ends: dict[Node, Node] = {}  # the last value that an anchor's tail passes on, of few bits
     users, order = graph.uses(), graph.nodes()
     position = {n: i for i, n in enumerate(order)}
     for n in order:
@@ -27,6 +28,10 @@ def anchor_tails(graph: Graph, policy: FusionPolicy) -> dict[Node, Node]:
             tails |= dict.fromkeys(tail, anchor)
             if policy.stores_narrow_results and tail and _is_narrow(tail[-1]):
                 narrow_ends[anchor] = tail[-1]
+    members: dict[Node, list[Node]] = {}
+    for n, a in tails.items() if policy.widens_values else ():
+        members.setdefault(a, []).append(n)
+    narrow_ends |= {a: end for a, tail in members.items() if (end := _end_before_rows(a, tail, users)) is not None}
     return {n: a for n, a in tails.items() if position[n] <= position[narrow_ends.get(a, n)]}
 
 
@@ -44,6 +49,28 @@ def _narrowest_tail(tail: list[Node], users: dict[Node, list[Node]]) -> list[Nod
         return tail
     pointwise = all(category(u.op) is Category.ELEMENTWISE for u in users.get(widening[-1], ()))
     return tail[: last_narrow + 1] if pointwise and users.get(widening[-1]) else tail
+
+
+def _end_before_rows(anchor: Node, tail: list[Node], users: dict[Node, list[Node]]) -> Node | None:
+    """The last 16-bit value of a tail, if what is behind it is computed as well by a kernel of rows that reads all of
+    its operands anyway: half of the bytes is stored. So are weights times their cotangent, before a softmax's
+    gradient."""
+    values = [anchor, *tail]
+    narrow = max((i for i, n in enumerate(values) if n.dtype.is_float and n.dtype.bits == 16), default=len(tail))
+    behind = tail[narrow:]
+    if not behind or tail[-1].dtype != f32 or not all(isinstance(n.op, ops.Convert | ops.Mul) for n in behind):
+        return None
+    readers = users.get(tail[-1], [])
+    rows = [u for u in readers if isinstance(u.op, ops.Reduction)]
+    others = [u for u in readers if u not in rows]
+    operands = {i for n in behind for i in n.inputs if i not in values and i.type.size == anchor.type.size}
+    is_of_rows = bool(rows) and all(any(_depends_on(u, r) for r in rows) for u in others)
+    is_read = all(any(_depends_on(u, i, 2) for u in others) for i in operands)
+    return values[narrow] if is_of_rows and is_read else None
+
+
+def _depends_on(node: Node, value: Node, depth: int = 4) -> bool:
+    return node is value or (depth > 0 and any(_depends_on(i, value, depth - 1) for i in node.inputs))
 
 
 def _tail_to_join(graph: Graph, node: Node, users: dict[Node, list[Node]], position: dict[Node, int]) -> list[Node]:

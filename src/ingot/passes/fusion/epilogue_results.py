@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ingot.ir.dims import product
+from ingot.ir.dims import estimate, product
 from ingot.ir.node import Graph, Input, Node, Project, rebuild, topological
 from ingot.ops import ArgReduce, Convolution, DotGeneral, Reduction, reduced_dims
 from ingot.ops.core.base import is_contraction
@@ -95,7 +95,7 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
         return None
     body = body_of(reader)
     # products wait for such an epilogue: a gate's gradient there takes longer than in a kernel of its own
-    reads_others = any(i.type.size == value.type.size and i not in group.results for i in reader.inputs)
+    reads_others = any(_is_as_large(i, value) and i not in group.results for i in reader.inputs)
     if _is_group(group, "contraction") and reads_others and any(n.op.costly for n in body.nodes()):
         return None
     for p, i in zip(body.inputs, reader.inputs, strict=True):
@@ -109,7 +109,12 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
 def _reads_no_other_image(producer: Node, value: Node, reader: Node) -> bool:
     """Whether all operands of `reader` as large as `value` are results of the producer. The epilogue of a product waits
     for what it loads: the sums of a batch norm's gradient, which read its operand, take longer there than apart."""
-    return all(i.type.size != value.type.size or i in (value, *producer.results) for i in reader.inputs)
+    return all(not _is_as_large(i, value) or i in (value, *producer.results) for i in reader.inputs)
+
+
+def _is_as_large(operand: Node, value: Node) -> bool:
+    """Whether an operand may be an image of the size of `value`: of a larger one, a part may be read."""
+    return operand.type.size == value.type.size or estimate(operand.type.size) > estimate(value.type.size)
 
 
 def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:

@@ -19,8 +19,8 @@ Inputs, constants and storage ops are not in groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 
 from ingot import ops
 from ingot.ir.dims import bounds, estimate, is_computed, product
@@ -33,11 +33,16 @@ from ingot.passes.fusion.channel_images import ChannelImages
 from ingot.passes.fusion.column_sums import join_column_sums
 from ingot.passes.fusion.computed_updates import compute_updates
 from ingot.passes.fusion.cost import (
+    depends_on_gathered_rows,
     gathers_rows,
+    has_anchor,
+    has_tall_columns,
     is_cheap,
     is_cheap_chain,
+    is_long_chain,
     is_row_transpose,
     long_dims,
+    operands_within,
     outlasts_product,
     reads_leaves,
     repeats_cheaply,
@@ -61,6 +66,7 @@ from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
 from ingot.passes.fusion.prologue import (
     is_single_row,
+    loaded_operand,
     norm_of_row,
     panel_operand,
     prologue_members,
@@ -71,8 +77,8 @@ from ingot.passes.fusion.several_results import join_results
 from ingot.passes.fusion.sibling_sums import join_siblings
 
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
-_CACHE_LINE_BYTES = 64
 _MAX_NARROW_CHANNELS = 8  # half a vector
+_MAX_LOADS = 8  # of a repeated value, at all places that need it
 
 
 class _Fusion:
@@ -131,7 +137,12 @@ class _Fusion:
         self._open(node)
 
     def _is_full(self, g: OpenGroup) -> bool:
-        return len(g.members) >= self.policy.max_ops
+        """Whether a group has enough ops: where it still reads several values that are in no group (a round of
+        Threefry's reads two), each would become a kernel, so it goes on to three times the number."""
+        if len(g.members) < self.policy.max_ops or len(g.members) >= 3 * self.policy.max_ops:
+            return len(g.members) >= self.policy.max_ops
+        sources = {source_of(i) for n in g.members for i in n.inputs}
+        return sum(not (x.is_leaf or x in self.groups_of or x in self.in_memory) for x in sources) <= 1
 
     def _root_reason(self, node: Node, groups: list[OpenGroup]) -> str:
         """Explain why `node` is the root of a group, and so stored, instead of a member of the group that reads it."""
@@ -159,11 +170,9 @@ class _Fusion:
         return any(g.anchor is node for g in self.groups_of.get(node, ()))
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
-        only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes))
-        in_place |= node not in self.stored_views and is_strided_view(node, self.stored_views)
-        in_place = in_place and not self.channels.is_scattered(node)
-        if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
+        in_place = isinstance(node.op, _READ_IN_PLACE) or is_strided_view(node, self.stored_views)
+        in_place &= not self.channels.is_scattered(node) and self.storage.isdisjoint(self.users.get(node, ()))
+        if in_place and node in self.in_memory and node not in self.outputs:
             self.in_memory.update(node.inputs)
             needs_memory = False
         if needs_memory or not groups or any(self._repeats_lookups(g, node) for g in groups):
@@ -194,7 +203,7 @@ class _Fusion:
         if isinstance(node.op, ops.Concat):
             computed = [i for i in node.inputs if not i.is_leaf and not is_cheap_chain(i)]
             return bool(computed) and (
-                len(node.inputs) > 3 or node in self.in_memory or any(map(self._has_anchor, computed))
+                len(node.inputs) > 3 or node in self.in_memory or any(has_anchor(i, self.users) for i in computed)
             )
         if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._only_widens(node.op):
             return False
@@ -209,13 +218,6 @@ class _Fusion:
         limits = {name: (low, high) for name, low, high in self.graph.bounds}
         lows = [bounds(d, limits)[0] for d in (*op.low, *op.high)]
         return all(n is not None and n >= 0 for n in lows)
-
-    def _has_anchor(self, node: Node, depth: int = 8) -> bool:
-        if depth == 0 or node.is_leaf:
-            return False
-        if not is_pointwise(node) and not is_free(node):
-            return True
-        return len(self.users.get(node, ())) <= 1 and any(self._has_anchor(i, depth - 1) for i in node.inputs)
 
     def _open(self, node: Node) -> None:
         g = OpenGroup(node, iteration_box(node))
@@ -235,7 +237,8 @@ class _Fusion:
             required = norm_of_row(node, self.users, self.graph, self.tails, self.policy)
         g.required = frozenset() if any(map(self._has_prologue, required)) else required
         g.panel = node.inputs[0] if g.required else self._panel(node)
-        self.in_memory.update(self.channels.unpadded.get(i, i) for i in node.inputs if i is not g.panel)
+        operands = (i for i in node.inputs if i is not g.panel)
+        self.in_memory.update(loaded_operand(node, i, self.channels, self.policy) for i in operands)
         if g.panel is not None:
             self.optional_memory.add(g.panel)
 
@@ -332,8 +335,7 @@ class _Fusion:
         """Add `node` to each of the groups that read it, if recomputing costs no more than reading: plain arithmetic on
         at most one value of its size."""
         too_many = len(groups) > self.policy.max_copies and not widens_table(node)
-        sources = None if too_many or node in self.tails else self._stored_sources(groups, node)
-        if sources is None or sum(2 * estimate(x.type.size) > estimate(node.type.size) for x in sources) > 1:
+        if too_many or node in self.tails or self._large_sources(groups, node) > 1:
             return False
         axes = [self._axes_in(g, node) for g in groups]
         if not all(self._accepts_pointwise(g, node, a) for g, a in zip(groups, axes, strict=True)):
@@ -343,17 +345,25 @@ class _Fusion:
         self.groups_of[node] = groups
         return True
 
-    def _stored_sources(self, groups: list[OpenGroup], node: Node, depth: int = 0) -> set[Node] | None:
+    def _large_sources(self, groups: list[OpenGroup], node: Node) -> float:
+        """How many stored values of its size `node` is plain arithmetic on."""
+        sources = self._stored_sources(groups, node)
+        return inf if sources is None else sum(2 * estimate(x.type.size) > estimate(node.type.size) for x in sources)
+
+    def _stored_sources(
+        self, groups: list[OpenGroup], node: Node, depth: int = 0, own: set[Node] | None = None
+    ) -> set[Node] | None:
         """The stored values that `node` is plain arithmetic on; None if it is not. Reductions over the box of one of
-        the groups are not stored: they join it."""
-        stored: set[Node] = set()
+        the groups are not stored: they join it. own: what is not stored although several of these read it."""
+        stored, own = set[Node](), own or operands_within(node, self.policy.max_repeated)
         if depth == self.policy.max_repeated or not repeats_cheaply(node, self.policy):
             return None
         for x in map(source_of, node.inputs):
             if isinstance(x.op, ops.Reduction) and any(g.box == x.inputs[0].shape for g in groups):
                 return None
-            is_stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x) or len(self.users[x]) > 1
-            sources = {x} if is_stored else self._stored_sources(groups, x, depth + 1)
+            is_shared = len(self.users[x]) > 1 and not own.issuperset(self.users[x])
+            is_stored = x.is_leaf or is_free(x) or x in self.in_memory or not is_pointwise(x) or is_shared
+            sources = {x} if is_stored else self._stored_sources(groups, x, depth + 1, own)
             if sources is None:
                 return None
             stored |= sources
@@ -368,27 +378,20 @@ class _Fusion:
                 return False
         if node.op.holds_operands and (g.anchor is not None or g.reductions):
             return False
-        if len(g.paths_to(node, self.readers[g])) > self.policy.max_paths:
+        paths = len(g.paths_to(node, self.readers[g]))
+        if paths > self.policy.max_paths:
             return False
-        if any(map(is_row_transpose, self.users.get(node, ()))) and self._depends_on_gathered_rows(node):
+        if any(map(is_row_transpose, self.users.get(node, ()))) and depends_on_gathered_rows(node, self.users):
             return False
         repeats = estimate(product(max(1, estimate(d)) for d in g.box)) > 2 * estimate(node.type.size)
-        cheap = is_cheap(node) or (gathers_rows(node) and g.anchor is None and reads_leaves(node))
+        cheap = (is_cheap(node) and not (repeats and is_long_chain(node, self.policy.max_row_ops))) or (
+            gathers_rows(node) and g.anchor is None and reads_leaves(node)
+        )
         if repeats and self.policy.repeats_vectors:
-            cheap |= isinstance(node.op, ops.Pad) or self._stored_sources([g], node) is not None
+            cheap |= isinstance(node.op, ops.Pad) or paths * self._large_sources([g], node) <= _MAX_LOADS
         if repeats and not (cheap or node.type.size == 1 or self._is_computed_once_a_row(g, node, axes)):
             return False
         return g.anchor is None or self._is_aligned(g, node, allows_transposes=True) or cheap
-
-    def _depends_on_gathered_rows(self, node: Node, depth: int = 8) -> bool:
-        """Whether a loop along the innermost dimension of `node` reads gathered rows contiguously, so that one along
-        another dimension would gather each element."""
-        if gathers_rows(node):
-            return True
-        computed = depth and is_pointwise(node) and not node.op.holds_operands
-        return bool(computed) and any(
-            self._depends_on_gathered_rows(i, depth - 1) for i in node.inputs if len(self.users[i]) == 1
-        )
 
     def _is_computed_once_a_row(self, g: OpenGroup, node: Node, axes: Axes | None) -> bool:
         """Whether the loops over the box compute a small value outside their innermost loop: it does not follow the
@@ -398,7 +401,7 @@ class _Fusion:
         follows = tuple(sorted(a for a in axes if a is not None))
         long = [d for d in range(len(g.box)) if g.box[d] != 1]
         if long and long[-1] not in follows:
-            return True
+            return not is_long_chain(node, self.policy.max_row_ops)
         stack, budget = list(node.inputs), 16
         while stack and budget:
             n, budget = stack.pop(), budget - 1
@@ -422,7 +425,11 @@ class _Fusion:
             if can_join:
                 g.reductions.append(node)
             return can_join
-        if g.box == box and follows(axes, result_dims, box) and not self._has_tall_columns(node.inputs[0], reduced):
+        if (
+            g.box == box
+            and follows(axes, result_dims, box)
+            and not has_tall_columns(node.inputs[0], reduced, self.policy)
+        ):
             g.reductions.append(node)
             return True
         row_like = tuple(d for d in g.box if d != 1) == tuple(box[d] for d in result_dims if box[d] != 1)
@@ -431,14 +438,6 @@ class _Fusion:
         g.reductions.append(node)
         g.rebase(box, result_dims)
         return True
-
-    def _has_tall_columns(self, x: Node, reduced: Sequence[int]) -> bool:
-        """Whether a loop over columns of vectors would fetch them again in each pass, a few cache lines of each page.
-        Separate kernels traverse memory in order, and are also split between the cores by rows."""
-        long = [d for d in range(len(x.shape)) if x.shape[d] != 1]
-        if not long or long[-1] in reduced or estimate(x.shape[long[-1]]) * x.dtype.nbytes <= 4 * _CACHE_LINE_BYTES:
-            return False
-        return estimate(product([x.shape[d] for d in reduced])) * _CACHE_LINE_BYTES > self.policy.max_column_bytes
 
     def _start_rows(self, g: OpenGroup, node: Node) -> None:
         box = node.inputs[0].shape

@@ -28,6 +28,8 @@ from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape, f32
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import base_of, strided_base
+from ingot.passes.fusion.channel_images import ChannelImages
+from ingot.passes.fusion.groups import widens
 from ingot.passes.fusion.policy import FusionPolicy
 
 
@@ -306,3 +308,10 @@ def _is_expansion(n: Node) -> bool:
 def _is_broadcast(node: Node) -> bool:
     """Whether `node` is a constant or a broadcast."""
     return node.constant is not None or isinstance(node.op, ops.BroadcastInDim)
+
+
+def loaded_operand(anchor: Node, operand: Node, channels: ChannelImages, policy: FusionPolicy) -> Node:
+    """The stored value that an anchor reads for `operand`: an image without its border; of a pool, 16-bit values that
+    it widens as it loads them."""
+    is_widened = policy.widens_values and isinstance(anchor.op, ops.ReduceWindow) and widens(operand)
+    return operand.inputs[0] if is_widened else channels.unpadded.get(operand, operand)

@@ -7,12 +7,17 @@ Where most elements have no update, as those of an embedding's gradient, the ope
 
     for sorted updates n:   if target[n] != target[n - 1]:  out[target[n]] = x[target[n]] + sum(its segment of updates)
 
+A target may have most of the updates: a padding token, the last bucket of a relative position. So of many updates each
+part that continues the segment of the part before is combined by a program of its own:
+
+    for part p of sorted updates:   if it continues a segment:   parts[p] = sum(its updates until the segment's end)
+
 The sort is stable and the updates of a target are folded in a fixed order, so results are deterministic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -49,6 +54,8 @@ from ingot.support.dataclass import dataclass
 MAX_SERIAL_UPDATES = 32  # that each element tests one by one
 MAX_FOLD_UPDATES, MIN_FOLD_UPDATES = 128, 8  # per iteration
 TILE_ELEMENTS = 4096  # of updates
+PART_UPDATES = 128  # of a segment that a program combines
+MIN_UPDATES_FOR_PARTS = 2048
 MIN_ELEMENTS_FOR_STARTS = 4  # of a target, from which on a kernel computes the starts of segments once
 DIGITS_PER_MERGE = 2  # passes of the radix sort in the time of one merge pass
 TARGETS_PER_PROGRAM = 256  # of the kernel that computes starts
@@ -136,7 +143,8 @@ def lower_to_targets(windows: Windows, group: Group, out: Layout, machine: Machi
     change the elements that have some. out: the layout of the scatter in the result."""
     temps: list[DimLike] = []
     steps, runs = _order_updates(windows, group, machine, temps)
-    return Lowered((*steps, _Segments(windows, group, runs, machine).update_step(out)), tuple(temps))
+    work = _Segments(windows, group, runs, machine).with_parts(steps, temps)
+    return Lowered((*steps, work.update_step(out)), tuple(temps))
 
 
 def lower_by_segments(windows: Windows, group: Group, machine: Machine) -> Lowered:
@@ -147,8 +155,9 @@ def lower_by_segments(windows: Windows, group: Group, machine: Machine) -> Lower
     if estimate(product(windows.anchor.shape[d] for d in windows.window)) >= MIN_ELEMENTS_FOR_STARTS:
         starts = Buffer("begins", i32, writable=True), Arg("temp", len(temps))
         step, nbytes = _starts_step(windows, group, runs, starts)
-        steps, temps = [*steps, step], [*temps, nbytes]
-    work = _Segments(windows, group, runs, machine, starts)
+        steps.append(step)
+        temps.append(nbytes)
+    work = _Segments(windows, group, runs, machine, starts).with_parts(steps, temps)
     return Lowered((*steps, work.step()), tuple(temps))
 
 
@@ -227,13 +236,38 @@ def _target_keys(windows: Windows, group: Group) -> KeyRows:
 @dataclass(frozen=True)
 class _Segments:
     """The kernel that combines, for each element, the updates of its target. runs: the sorted updates. starts: of each
-    target's segment; None: each element searches for its own."""
+    target's segment; None: each element searches for its own. parts: the combined updates of the parts that continue a
+    segment; None: each element combines all of its updates."""
 
     windows: Windows
     group: Group
     runs: SortedRuns
     machine: Machine
     starts: tuple[Buffer, Arg] | None = None
+    parts: tuple[Buffer, Arg] | None = None
+
+    def with_parts(self, steps: list[Step], temps: list[DimLike]) -> _Segments:
+        """These segments with parts, if there are many updates; adds the kernel and its memory."""
+        if self.windows.op.kind == "set" or estimate(self.runs.rows.length) < MIN_UPDATES_FOR_PARTS:
+            return self
+        work = replace(self, parts=(Buffer("parts", self.dtype, writable=True), Arg("temp", len(temps))))
+        steps.append(work._parts_step())
+        temps.append(product(self._parts_shape) * self.dtype.nbytes)
+        return work
+
+    @property
+    def buffers(self) -> list[tuple[Buffer, Arg]]:
+        return [*self.runs.buffers, *(b for b in (self.starts, self.parts) if b is not None)]
+
+    @property
+    def _parts_shape(self) -> Shape:
+        rows, anchor = self.runs.rows, self.windows.anchor
+        return (rows.count, ceildiv(rows.length, PART_UPDATES), *(anchor.shape[d] for d in self._free_dims))
+
+    @property
+    def _free_dims(self) -> list[int]:
+        """The dimensions of the operand that have all elements of a target."""
+        return [d for d in self.windows.window if d not in self.windows.targets]
 
     @property
     def dtype(self) -> DType:
@@ -257,7 +291,7 @@ class _Segments:
             self._segment_start(work, row, t, work.span.in_bounds) for t in (target, ix.add(target, integer(1)))
         )
         bind_result(work.em, work.top, anchor, self._result(work, row, begin, end, work.span.in_bounds))
-        return work.step("scatter", *self.runs.buffers, *([] if self.starts is None else [self.starts]))
+        return work.step("scatter", *self.buffers)
 
     def update_step(self, out: Layout) -> Step:
         """The kernel that changes the elements of targets that have updates, by the first update of each."""
@@ -284,7 +318,43 @@ class _Segments:
         value = self._result(work, row, number, k.select(live, end, number), live)
         store_tile(work.top, self.group.operands.outs[0], ix.linear(work.index, out.strides, out.offset), value, live)
         chunks = ceildiv(product(updates.shape), work.tile[1])
-        return self.group.step("update", work.chunk, chunks, work.top, *runs.buffers)
+        return self.group.step("update", work.chunk, chunks, work.top, *self.buffers)
+
+    def _parts_step(self) -> Step:
+        """The kernel that combines the updates of each part that continues a segment."""
+        assert self.parts is not None
+        windows, runs, shape = self.windows, self.runs, self._parts_shape
+        top, chunk, size = Block(), k.var("chunk"), min(256, TILE_ELEMENTS // self.fold_updates)
+        span = Span.of(top, k.mul(chunk, integer(size)), size, product(shape), 1)
+        row, part, *at = span.index(top, shape)
+        batch = [*windows.batching_dims.values()]
+        index: dict[int, Expr] = dict.fromkeys(range(windows.anchor.type.rank), ZERO)
+        index |= zip(batch, ix.delinearize(row, tuple(windows.anchor.shape[d] for d in batch), {}), strict=True)
+        index |= zip(self._free_dims, at, strict=True)
+        em = self.group.emitter(() if span.in_bounds is None else (span.in_bounds,))
+        work = Elements(self.group, windows.anchor, top, chunk, (1, size), span, tuple(index.values()), em)
+        first = top.let(ix.mul(row, dim_expr(runs.stride)), "line")
+        begin = top.let(ix.mul(part, integer(PART_UPDATES)), "begin")
+        follows = mask_and(span.in_bounds, k.binary("gt", part, ZERO))
+        key = read_at(top, runs.keys[0], k.add(first, begin), follows)
+        before = read_at(top, runs.keys[0], ix.sub(k.add(first, begin), integer(1)), follows)
+        targets = product(windows.anchor.shape[d] for d in windows.targets)
+        exists = k.binary("lt", key, k.cast(dim_expr(targets), key.dtype))
+        live = mask_and(follows, k.binary("and", exists, k.binary("eq", key, before)))
+        continues = top.let(k.spread(live, work.tile), "continues")
+
+        def update(block: Block, offset: Expr) -> tuple[Expr, Expr]:
+            number = block.let(k.add(begin, offset), "number")
+            in_row = mask_and(continues, k.binary("lt", number, dim_expr(runs.rows.length)))
+            in_row = block.let(k.spread(in_row, (self.fold_updates, size)), "inside")
+            same = read_at(block, runs.keys[0], k.add(first, number), in_row)
+            live = block.let(k.binary("and", in_row, k.binary("eq", same, key)), "live")
+            return self._update(block, work, row, number, live), live
+
+        count = k.select(continues, *(k.spread(integer(n), work.tile) for n in (PART_UPDATES, 0)))
+        value = self._fold(work, top.let(k.reduce("max", count)), update)
+        store_tile(top, self.parts[0], span.position, value, continues)
+        return self.group.step("parts", chunk, ceildiv(product(shape), size), top, *runs.buffers, self.parts)
 
     def _result(self, work: Elements, row: Expr, begin: Expr, end: Expr, mask: Expr | None) -> Expr:
         """The elements after the updates of their segments."""
@@ -293,7 +363,7 @@ class _Segments:
         if self.windows.op.kind == "set":
             new = self._select_last(work, row, begin, end, old)
         else:
-            new = self.windows.combined(old, self._fold(work, row, begin, end))
+            new = self.windows.combined(old, self._combined(work, row, begin, end))
             new = k.select(k.spread(k.binary("lt", begin, end), work.tile), new, old)
         return work.top.let(k.cast(new, x.dtype), "r")
 
@@ -330,22 +400,54 @@ class _Segments:
         value = self._update(work.top, work, row, ix.sub(end, integer(1)), has_update)
         return k.select(has_update, k.spread(value, work.tile), initial)
 
-    def _fold(self, work: Elements, row: Expr, begin: Expr, end: Expr) -> Expr:
-        """Return the updates of the segment combined."""
+    def _combined(self, work: Elements, row: Expr, begin: Expr, end: Expr) -> Expr:
+        """Return the updates of the segment combined: one by one, of a long segment those before its next part."""
+        top, size = work.top, integer(PART_UPDATES)
+        length = top.let(k.sub(end, begin), "length")
+        most = top.let(k.reduce("max", length), "most")
+        if self.parts is None:
+            return self._combined_one_by_one(work, row, begin, end, most)
+        (buffer, _), shape = self.parts, self._parts_shape
+        part = top.let(k.add(k.binary("div", begin, size), integer(1)), "part")
+        is_long = top.let(k.binary("gt", length, size), "is_long")
+        last = top.let(k.select(is_long, ix.mul(part, size), end), "last")
+        own = self._combined_one_by_one(work, row, begin, last, top.let(k.binary("min", most, size), "few"))
+        at = _linear(work.index, self.windows.anchor.shape, self._free_dims)
+
+        def combined_part(block: Block, offset: Expr) -> tuple[Expr, Expr]:
+            number = block.let(k.add(part, offset), "number")
+            in_segment = k.binary("and", is_long, k.binary("lt", ix.mul(number, size), end))
+            live = block.let(in_segment, "live")
+            flat = ix.add(ix.mul(k.add(ix.mul(row, dim_expr(shape[1])), number), dim_expr(product(shape[2:]))), at)
+            return read_at(block, buffer, flat, live), live
+
+        count = k.binary("div", k.add(most, integer(PART_UPDATES - 1)), size)
+        parts = top.let(k.select(k.binary("gt", most, size), count, ZERO), "parts")
+        return self.windows.combined(top.let(own, "own"), self._fold(work, parts, combined_part))
+
+    def _combined_one_by_one(self, work: Elements, row: Expr, begin: Expr, end: Expr, most: Expr) -> Expr:
+        """Return the sorted updates `begin` to `end`, at most `most`, combined."""
+
+        def update(block: Block, offset: Expr) -> tuple[Expr, Expr]:
+            number = block.let(k.add(begin, offset), "number")
+            live = block.let(k.binary("lt", number, end), "live")
+            return self._update(block, work, row, number, live), live
+
+        return self._fold(work, most, update)
+
+    def _fold(self, work: Elements, count: Expr, value_at: Callable[[Block, Expr], tuple[Expr, Expr]]) -> Expr:
+        """Return the values of offsets below `count` combined. value_at: the values of a tile, and which exist."""
         kind = REDUCTION_KINDS[self.windows.op.kind]
         fn, identity = combining_op(kind, self.dtype), identity_of(kind, self.dtype)
         tile = (self.fold_updates, work.tile[1])
         acc = register(work.top, "acc", constant_tile(self.dtype, work.tile, identity))
-        max_updates = work.top.let(k.reduce("max", k.sub(end, begin)), "most")
 
         def loop_body(block: Block, folded: Expr) -> None:
-            number = block.let(k.add(begin, k.add(folded, k.lane_indices(self.fold_updates, 0))), "number")
-            live = block.let(k.binary("lt", number, end), "live")
-            value = k.spread(self._update(block, work, row, number, live), tile)
-            value = k.select(live, value, constant_tile(self.dtype, tile, identity))
+            value, live = value_at(block, k.add(folded, k.lane_indices(self.fold_updates, 0)))
+            value = k.select(live, k.spread(value, tile), constant_tile(self.dtype, tile, identity))
             block.store(acc, ZERO, k.binary(fn, k.load(acc, ZERO), k.reduce_axis(fn, value, 0)))
 
-        work.top.loop("done", ZERO, max_updates, self.fold_updates, loop_body)
+        work.top.loop("done", ZERO, count, self.fold_updates, loop_body)
         return k.load(acc, ZERO)
 
 

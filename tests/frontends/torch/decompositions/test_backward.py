@@ -231,6 +231,7 @@ IMAGE_OPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", IMAGE_OPS)
 def test_images_are_no_scatter_and_keep_their_format(name: str) -> None:
     """Forward and backward, by the compiler itself, in each memory format and type."""
@@ -264,6 +265,7 @@ OPEN_RESIZES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPEN_RESIZES)
 def test_resizes_of_open_batches(name: str) -> None:
     """As those of known batches: no products with dense matrices, and eager's values and strides."""
@@ -293,6 +295,7 @@ def test_resizes_of_open_batches(name: str) -> None:
     assert not products and len(models) <= 4  # of open batches, and of one image
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["reflect", "replicate", "bilinear", "means", "maxima", "groups"])
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_images_of_open_sizes(name: str, dynamic: bool | None) -> None:
@@ -306,6 +309,7 @@ def test_images_of_open_sizes(name: str, dynamic: bool | None) -> None:
         close(result, want, 1e-5)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("window", "how"), [(7, {"padding": 3}), (1, {}), (3, {"groups": 4}), (3, {"dilation": 2})])
 def test_strided_convolutions_of_any_size(window: int, how: dict[str, Any]) -> None:
     """By the compiler itself: what a stride leaves over at an image's end is known at run time alone."""
@@ -317,6 +321,7 @@ def test_strided_convolutions_of_any_size(window: int, how: dict[str, Any]) -> N
         close(result, want, 1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings(mode: str) -> None:
     torch.manual_seed(0)
@@ -360,6 +365,7 @@ def test_edges_and_thresholds() -> None:
     same_gradients(F.softshrink, x)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_samples_of_grids(mode: str, padding: str) -> None:
@@ -371,6 +377,7 @@ def test_samples_of_grids(mode: str, padding: str) -> None:
         same_gradients(lambda x, g: F.grid_sample(x, g, align_corners=True, **how), x, grid)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("p", [0.0, 1.0, 1.5, 2.0, 3.0, float("inf")])
 def test_distances(p: float) -> None:
     x = torch.randn(5, 3)

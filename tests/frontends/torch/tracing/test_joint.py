@@ -137,6 +137,24 @@ def test_a_projection_is_kept_in_place_of_its_parts() -> None:
         torch.testing.assert_close(got, want)
 
 
+def test_parts_of_a_kept_concatenation_are_not_kept() -> None:
+    """Of a dense block, whose last concatenation begins with all others; the middle of one; another axis."""
+
+    def f(x: Tensor, u: Tensor, v: Tensor, w: Tensor) -> Tensor:
+        a = x @ u
+        b = torch.cat([x, a], 1) @ v
+        c = torch.cat([x, a, b], -1) @ w
+        middle, other = torch.cat([a, b], 1), torch.cat([a, a])
+        return torch.cat([x, a, b, c], 1).square().sum(1) + (middle.square().sum(1) * other.square().sum())
+
+    leaves = [torch.randn(n, m) for n, m in ((6, 8), (8, 3), (11, 3), (14, 3))]
+    forward, _, matches = partition_of(f, *leaves)
+    assert [s for s in _saved(forward) if s.startswith("float32[6, ")] == ["float32[6, 17]"]
+    leaves = [x.requires_grad_() for x in leaves]
+    for got, want in zip(matches, torch.autograd.grad(f(*leaves).sum(), leaves), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_values_of_no_input_are_computed_again_but_not_drawn_again() -> None:
     def f(x: Tensor) -> Tensor:
         place = torch.arange(6)

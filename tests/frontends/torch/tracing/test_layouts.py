@@ -63,6 +63,7 @@ class Images(nn.Module):
         return self.upsample(F.silu(self.second(y))).sigmoid(), F.max_pool2d(y[..., :8, :8], 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_kept_images(memory_format: torch.memory_format, dynamic: bool | None) -> None:
@@ -168,6 +169,7 @@ RESULTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize(("f", "shape"), RESULTS.values(), ids=RESULTS)
 def test_strides_of_results(f: Callable[..., Any], shape: tuple[int, ...], trains: bool) -> None:

@@ -102,6 +102,7 @@ def test_boxes_without_area() -> None:
         assert got.all()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("rank", [3, 4, 5])

@@ -350,6 +350,7 @@ def test_neurons_are_split_in_every_box(tmp_path: Path) -> None:
     assert 2 < verdicts[0].boxes < verdicts[1].boxes <= 2 * verdicts[0].boxes
 
 
+@pytest.mark.slow
 def test_bounds_of_cases_hold() -> None:
     """For each case the points of the box that belong to it, with slopes and multipliers that are random."""
     net = _wide().double()
@@ -424,6 +425,7 @@ def _quantized(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("numerics", [False, True])
 def test_quantized_models(tmp_path: Path, numerics: bool) -> None:
     """Levels of 8 bits: bounds hold for what the program computes in integers, beyond the range too."""

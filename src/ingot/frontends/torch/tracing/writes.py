@@ -8,8 +8,10 @@ of its caches.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from itertools import compress
 from typing import Any
 
 import torch
@@ -65,12 +67,20 @@ class InPlaceWrites:
                 indices[i] = number
         return indices
 
+    def copied(self, results: Results) -> frozenset[int]:
+        """The indices among the computed results of values that `write` copies, and nobody else reads."""
+        number_of = {value: i for i, value in enumerate(results.computed)}
+        return frozenset(number_of[value] for _, _, value in self._exclusive_writes if value in number_of)
+
     def write(self, args: Sequence[Any], values: Sequence[torch.Tensor]) -> None:
         """Write the inputs' new values, except those computed in place."""
         for write, places in self._groups:
-            pairs = [(args[place], values[i]) for place, i in places if args[place] is not values[i]]
-            if pairs:
-                write([target for target, _ in pairs], [value for _, value in pairs])
+            targets, news = [args[place] for place, _ in places], [values[i] for _, i in places]
+            if any(map(operator.is_, targets, news)):
+                copied = [*map(operator.is_not, targets, news)]
+                targets, news = [*compress(targets, copied)], [*compress(news, copied)]
+            if targets:
+                write(targets, news)
 
 
 def _is_plain(old_value: object, new_value: object) -> bool:

@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ingot.frontends.torch.tracing.partition.images import expand_norms, pad_images
-from ingot.frontends.torch.tracing.partition.saved import drop_constants, drop_views, narrow_before_repeats
+from ingot.frontends.torch.tracing.partition.saved import drop_constants, drop_parts, drop_views, narrow_before_repeats
 
 _aten = torch.ops.aten
 # comparisons with a clamp's bound that give the same for its result as for its operand -> the bound's argument index
@@ -52,6 +52,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
     with config.patch(recompute_views=True, cse=False):
         forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     drop_views(forward, backward, options["num_fwd_outputs"])
+    drop_parts(forward, backward, options["num_fwd_outputs"])
     drop_constants(forward, backward, options["num_fwd_outputs"])
     _drop_copies(forward.graph)
     forward.recompile()

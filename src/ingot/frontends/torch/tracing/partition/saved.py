@@ -2,6 +2,8 @@
 
     _to_copy(expand(x), f16)          ->   expand(_to_copy(x, f16)), before the cut
 
+    cat([a, b]), cat([a, b, c])       ->   cat([a, b, c]), of which backward reads a slice for the former
+
 Views of saved values are not saved, as recomputing them is free, while saving a view of a channels-last image would
 copy it. Nor are keys that are repeated for groups of heads, nor the three parts of a projection, nor constants.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import fx
@@ -82,6 +85,58 @@ def _size(node: fx.Node) -> int:
     if not isinstance(value, torch.Tensor) or not all(isinstance(n, int) for n in value.shape):
         return 0
     return value.numel()
+
+
+def drop_parts(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Removes parts of saved concatenations from the saved values: those of a dense block are the first ones of its
+    last. results: as of `drop_views`."""
+    (end,) = forward.graph.find_nodes(op="output")
+    saved = list(end.args[0])
+    placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    first = next(n for n in backward.graph.nodes if n.op != "placeholder")
+    kept = [n for n in dict.fromkeys(saved[results:]) if isinstance(n, fx.Node) and n.name in placeholders]
+    whole = [n for n in kept if n.target is _aten.cat.default and _size(n)]
+    dropped = set[fx.Node]()
+    for value in sorted(kept, key=_size, reverse=True):
+        for cat in whole:
+            place = None if cat in dropped or cat is value else _place_in(value, cat)
+            if place is None or not _size(cat) > _size(value) > 0:
+                continue
+            with backward.graph.inserting_before(first):
+                part = backward.graph.call_function(_aten.slice.Tensor, (placeholders[cat.name], *place))
+            part.meta = dict(placeholders[value.name].meta)
+            placeholders[value.name].replace_all_uses_with(part)
+            dropped.add(value)
+            break
+    if not dropped:
+        return
+    for value in dropped:
+        backward.graph.erase_node(placeholders[value.name])
+    end.args = (tuple(n for i, n in enumerate(saved) if i < results or n not in dropped),)
+    for module in (forward, backward):
+        module.graph.eliminate_dead_code()
+        module.recompile()
+
+
+def _place_in(value: fx.Node, cat: fx.Node) -> tuple[int, int, int] | None:
+    """(axis, start, end) of `value`, or of what it is a concatenation of, in a concatenation; None if it is no part."""
+    operands, axis = _concatenated(cat)
+    parts, own_axis = _concatenated(value) if value.target is _aten.cat.default else ([value], axis)
+    if own_axis != axis or value.meta["val"].dtype != cat.meta["val"].dtype:
+        return None
+    sizes = [0, *accumulate(n.meta["val"].shape[axis] for n in operands)]
+    begins = range(len(operands) - len(parts) + 1)
+    return next(
+        ((axis, sizes[i], sizes[i + len(parts)]) for i in begins if operands[i : i + len(parts)] == parts), None
+    )
+
+
+def _concatenated(cat: fx.Node) -> tuple[list[fx.Node], int]:
+    """The operands of a concatenation, and its axis."""
+    (operands, *rest), rank = cat.args, cat.meta["val"].dim()
+    axis = rest[0] if rest else cat.kwargs.get("dim", 0)
+    assert isinstance(axis, int) and isinstance(operands, list | tuple)
+    return [n for n in operands if isinstance(n, fx.Node)], axis % rank
 
 
 def narrow_before_repeats(graph: fx.Graph) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
+from ingot.integrations.torch_calls import RepeatedCall
 from ingot.integrations.torch_compile import explain
 from ingot.runtime.arguments import Arguments
 from ingot.support.errors import InputError
@@ -181,7 +183,8 @@ def with_other_strides(net: Net) -> None:
 
 
 def negated_lazily(net: Net) -> None:
-    net.end.weight.data = torch._neg_view(net.end.weight.data)
+    torch_module: Any = torch
+    net.end.weight.data = torch_module._neg_view(net.end.weight.data)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +207,66 @@ def test_a_parameter_without_memory_is_refused(pair: Pair) -> None:
     net.end.weight.untyped_storage().resize_(0)
     with pytest.raises((InputError, RuntimeError)):
         loss(compiled, 1)
+
+
+class Averaged(nn.Module):
+    """Old values of two buffers are results, so that new ones cannot be written over them; the third's can."""
+
+    mean: Tensor
+    last: Tensor
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+        self.register_buffer("mean", torch.zeros(5))
+        self.register_buffer("last", torch.zeros(5))
+        self.register_buffer("steps", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.layer(x)
+        old, before = self.mean + 0, self.last.clone()
+        with torch.no_grad():
+            self.mean.mul_(0.5).add_(y.mean(0))
+            self.last.copy_(y[0])
+            self.steps.add_(1)
+        return y, old, before
+
+
+def test_new_values_that_are_copied(checked: list[int]) -> None:
+    """They are computed into memory that each call uses; what a call has written and returned stays."""
+    torch._dynamo.reset()
+    net = Averaged()
+    twin = copy.deepcopy(net)
+    compiled = torch.compile(net, backend="ingot", fullgraph=True)
+    kept: list[tuple[Tensor, ...]] = []
+    expected: list[tuple[Tensor, ...]] = []
+    for i in range(6):
+        x = torch.randn(3, 5)
+        for f, values in ((compiled, kept), (twin, expected)):
+            results = f(x)
+            results[0].sum().backward()
+            values.append((*results, *(b.clone() for b in (net if f is compiled else twin).buffers())))
+        if i == 3:
+            checked.clear()
+    assert not checked
+    torch.testing.assert_close(kept, expected)
+
+
+def test_random_numbers_follow_the_seed(checked: list[int]) -> None:
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3))
+    compiled = torch.compile(net, backend="ingot", fullgraph=True)
+    x, values = torch.randn(3, 5), []
+    for i in range(8):
+        if i == 4:
+            checked.clear()
+        torch.manual_seed(i % 2)
+        values.append(compiled(x))
+        values[-1].sum().backward()
+    assert not checked
+    torch.testing.assert_close(values[:2] * 3, values[2:], atol=0, rtol=0)
+    assert not torch.equal(values[0], values[1])
 
 
 def test_calls_by_turns(pair: Pair) -> None:
@@ -261,3 +324,28 @@ def test_a_gradient_of_a_value_that_is_no_leaf_is_separate() -> None:
     compiled(y).sum().backward()
     assert layer.weight.grad is not None
     assert seen == [s for s in seen if s != layer.weight.grad.untyped_storage().data_ptr()]
+
+
+def test_values_that_have_no_address() -> None:
+    """Nested tensors, others without memory and numbers are not taken for the last call's."""
+    x = torch.randn(2, 3)
+    taken: list[list[int]] = []
+
+    def run(pointers: list[int], _state: object, _given: object) -> list[Tensor]:
+        taken.append(pointers)
+        return [x]
+
+    call = RepeatedCall.of(run, [x], [x], [0], {}, ())
+    assert call is not None
+    assert call([x + 1]) == [x]
+    assert len(taken) == 1
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(1, 3)])
+    without_memory = torch.randn(2, 3)
+    without_memory.untyped_storage().resize_(0)
+    functorch: Any = torch._C
+    others = [nested, without_memory, torch.empty(2, 3, device="meta"), x.double(), x.t(), x.clone().requires_grad_()]
+    for other in (*others, nn.Parameter(x), functorch._functorch._add_batch_dim(x[None], 0, 1), 3):
+        assert call([other]) is None
+    with forward_ad.dual_level():
+        assert call([forward_ad.make_dual(x, x)]) is None
+    assert len(taken) == 1
