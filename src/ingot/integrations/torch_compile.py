@@ -281,7 +281,7 @@ class _Specialized:
         self._unread = unread(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
-        excluded = {*fixed, *self._orders}
+        excluded = {*fixed, *self._orders, *_on_host(graph.graph, gpu)}
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
@@ -423,6 +423,12 @@ def gpu_of(graph: fx.Graph) -> torch.device | None:
         got = ", ".join(sorted(map(str, devices)))
         raise InputError("tensors of the model", expected="tensors on the CPU or cuda:0", got=got)
     return devices.pop()
+
+
+def _on_host(graph: fx.Graph, gpu: torch.device | None) -> list[int]:
+    """Positions of the inputs on the host of a graph for a GPU, which is given copies of them."""
+    values = [n.meta.get("val") for n in placeholders(graph)]
+    return [i for i, v in enumerate(values) if gpu is not None and isinstance(v, torch.Tensor) and v.is_cpu]
 
 
 def _target(gpu: torch.device) -> str:
