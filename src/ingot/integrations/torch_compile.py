@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial, reduce
@@ -283,21 +284,23 @@ class _Specialized:
         # numbers of the results that programs write where an input lies, by its position
         excluded = {*fixed, *self._orders, *_on_host(graph.graph, gpu)}
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
+        self._lock = threading.Lock()  # of the constants and the programs
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
 
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
             args = [*args, *self._memory(*args)]
-        if self._constants.positions:
-            self._update_constants(args)
-        numbers = self._as_numbers(args) if self._sizes else ()
-        found = self._runs.get(numbers)
-        run, mask = self._specialized(numbers, args) if found is None else found
+        with self._lock:  # a call of another thread, with another model, has constants of its own
+            if self._constants.positions:
+                self._update_constants(args)
+            numbers = self._as_numbers(args) if self._sizes else ()
+            found = self._runs.get(numbers)
+            run, mask = self._specialized(numbers, args) if found is None else found
+            orders, in_place = self._orders, self._in_place
         inputs = args
-        if self._orders:
-            inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        in_place = self._in_place
+        if orders:
+            inputs = [a.permute(orders[i]) if i in orders else a for i, a in enumerate(args)]
         if mask is not None:
             inputs = [*compress(inputs, mask)]
         if self._packed is not None:
@@ -320,7 +323,7 @@ class _Specialized:
         if self._constants.changed(args):
             self._runs.clear()
             freed = before - self._constants.tensors.keys()
-            self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
+            self._orders = self._orders | {i: order for i in freed if (order := order_of(args[i]))}
 
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """(position, value) of the ints that are constants of the program."""
