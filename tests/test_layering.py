@@ -80,6 +80,7 @@ THIRD_PARTY = {
     "integrations/torch_eager": {"torch"},
     "integrations/torch_flat": {"torch", "sympy"},
     "integrations/torch_packing": {"torch"},
+    "integrations/torch_repeat": {"torch"},
     "frontends/jax": {"jax"},
     "exporters/tflite/writer": {"flatbuffers"},
     "frontends/keras": {"jax", "keras", "h5py"},

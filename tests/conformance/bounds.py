@@ -60,6 +60,8 @@ def _room(op: Op, inputs: tuple[np.ndarray, ...], want: np.ndarray) -> np.ndarra
         ulp = np.spacing(np.where(np.isfinite(y), y, 0).astype(dtype.numpy)).astype(np.float64)
     if isinstance(op, ops.Gelu):  # its left tail is next to nothing beside the operand
         return 4 * epsilon(dtype) * np.abs(np.nan_to_num(inputs[0].astype(np.float64))) + ulp
+    if isinstance(op, ops.GeluDerivative):  # it has a zero, around which terms cancel
+        return 2 * min(epsilon(dtype), 2.0**-23) + ulp
     if isinstance(op, ops.Elementwise):
         if not op.exact:
             return np.zeros(())

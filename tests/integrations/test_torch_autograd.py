@@ -233,6 +233,23 @@ class Counted(nn.Module):
         return y * torch.sin(x * self.count * self.w)
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_result_of_another_shape_is_no_view(writes: bool) -> None:
+    """As a decoder's layer has it, which adds rows and reshapes them: callers may write into it."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (x + (x @ w).exp()).view(2, 3, 5)
+
+    def use(g: Function, x: Tensor, w: Tensor) -> Tensor:
+        y = g(x, w)
+        return y.mul_(3) if writes else y
+
+    x, w = leaf(6, 5), leaf(5, 5)
+    run = compiled(f, x, w)
+    assert not run(x, w)._is_view()
+    check(lambda *args: use(run, *args), lambda *args: use(f, *args), x, w)
+
+
 def test_backward_reads_values_of_its_forward_pass() -> None:
     torch._dynamo.reset()
     before = counters["ingot"]["direct_calls"]

@@ -9,9 +9,12 @@ from ingot import ops
 from ingot.ir.dims import exact_quotient, symbol
 from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import f16, f32
+from ingot.ops.group import Group
 from ingot.passes.core.layout import assign_layouts, explicit_padding
 from ingot.passes.core.simplify import simplify
 from ingot.passes.core.storage.nest_concats import nest_concats
+from ingot.passes.core.storage.shared_copies import share_copies
+from ingot.passes.fusion.fuse import fuse
 from ingot.passes.model.merge_matmuls import merge_matmuls
 from tests.passes.check import arg, count, graph, same_values
 
@@ -59,6 +62,17 @@ def test_ops_behind_a_convolution_follow_its_layout() -> None:
     same_values(before, assign_layouts(before), 1e-5)
 
 
+def test_a_repeated_bias_follows_what_it_is_added_to() -> None:
+    """A table [n, n, heads], as windowed attention has it, beside scores [windows, heads, n, n]."""
+    table, scores = arg("table", 5, 5, 3), arg("scores", 8, 3, 5, 5)
+    bias = ops.BroadcastInDim(scores.shape, (1, 2, 3))(ops.Transpose((2, 0, 1))(table))
+    image = conv(arg("x", 2, 16, 5, 6), weight(8, 16, 3, 3))
+    before = graph(ops.Exp()(ops.add(bias, scores)), image)
+    after = assign_layouts(before)
+    assert {n.shape for n in after.nodes() if isinstance(n.op, ops.Exp)} == {scores.shape}
+    same_values(before, after, 1e-5)
+
+
 def test_a_graph_without_convolutions_is_left_alone() -> None:
     before = graph(ops.Transpose((1, 0))(arg("x", 3, 4)))
     assert assign_layouts(before) is before
@@ -97,6 +111,25 @@ def test_random_view_chains(seed: int) -> None:
 
 
 # --- concats
+
+
+def test_copies_of_the_same_elements_are_one() -> None:
+    """Heads that are merged behind the rows, for a product and for the gradient of its weight."""
+    heads = ops.Exp()(arg("heads", 3, 4, 5, 7, 8))
+    rows = ops.Reshape((20, 168))(ops.Transpose((1, 2, 0, 3, 4))(heads))
+    columns = ops.Reshape((168, 20))(ops.Transpose((0, 3, 4, 1, 2))(heads))
+    images = ops.Reshape((1, 4, 5, 168))(ops.Transpose((1, 2, 0, 3, 4))(heads))
+    others = ops.Reshape((12, 280))(ops.Transpose((2, 0, 3, 1, 4))(ops.Reshape((12, 5, 1, 7, 8))(heads)))
+    product, gradient = (
+        ops.DotGeneral(((), ()), ((1,), (0,)))(x, weight(n, 6)) for x, n in ((rows, 168), (columns, 20))
+    )
+    before = graph(product, gradient, images, others)
+    after = share_copies(before)
+    same_values(before, after, 1e-4)
+    assert share_copies(after).outputs == after.outputs
+    groups = [n for n in fuse(after).nodes() if isinstance(n.op, Group)]
+    copies = [g for g in groups if g.shape == images.shape]
+    assert len(copies) == 1 and not any(g.shape in (rows.shape, columns.shape) for g in groups)
 
 
 def test_concats_with_a_common_start_are_nested() -> None:

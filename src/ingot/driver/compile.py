@@ -37,6 +37,7 @@ from ingot.driver.specialize import ValueSpecialization
 from ingot.driver.stages import StagedExecution
 from ingot.pipeline import tuning
 from ingot.runtime import artifact
+from ingot.runtime.arguments import UNPACKED
 from ingot.runtime.device import refusal, refusal_of
 from ingot.runtime.executable import LoadedProgram, UnloadedProgram
 from ingot.runtime.executor import CompiledModel, Convention
@@ -313,8 +314,8 @@ def to_model(program: Program, options: Options, convention: Convention | None =
     unloaded = unloaded_program(program, options.threads)
     if unloaded is not None:
         return CompiledModel(unloaded, convention=convention)
-    packed = (0, 0) if convention is None else convention.packed
-    loaded = LoadedProgram(program, options.threads, options.device_memory, export_library, packed)
+    packing = UNPACKED if convention is None else convention.packing
+    loaded = LoadedProgram(program, options.threads, options.device_memory, export_library, packing)
     return CompiledModel(loaded, convention=convention)
 
 

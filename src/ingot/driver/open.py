@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ingot.driver.recognize import kind_of
+from ingot.runtime.arguments import Packing
 from ingot.runtime.executable import Executable
 from ingot.runtime.executor import Convention, tree_convention
 from ingot.runtime.tensors import host_array
@@ -321,7 +322,8 @@ def open_imported_torch(imported: ImportedModel) -> Opened:
         executable.returns_tensors = not executable.inputs
         return imported.caller(executable.run)
 
-    return Opened(imported.graph, Convention(imported.inputs.flatten, bind, to_torch, imported.packed), imported.state)
+    packing = Packing(*imported.packed, is_private=imported.saves)
+    return Opened(imported.graph, Convention(imported.inputs.flatten, bind, to_torch, packing), imported.state)
 
 
 def _torchscript(source: Any, request: Request) -> Opened:

@@ -21,12 +21,13 @@ from ingot.support.dataclass import dataclass
 
 Program = Callable[[list[Any]], Sequence[Any]]
 _torch_c: Any = torch._C
+_unsafe_view = torch.ops.aten._unsafe_view.default
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, int)
 # marks axes of open size, for graphs that read the tensor later
 _mark_open: Any = getattr(runtime_wrappers, "mark_dynamo_propagated_dynamic_indices", None)
 _NONE_OF = (
-    "num_mutated_inp_runtime_indices", "num_outputs_aliased", "num_unsafe_view_outputs", "num_intermediate_bases",
-    "is_rng_op_functionalized", "num_graphsafe_rng_states", "tokens", "num_backward_tokens", "act_input_indices",
+    "num_mutated_inp_runtime_indices", "num_outputs_aliased", "num_intermediate_bases", "is_rng_op_functionalized",
+    "num_graphsafe_rng_states", "tokens", "num_backward_tokens", "act_input_indices",
     "indices_of_inputs_that_requires_grad_with_mutations_in_bw", "num_opaque_objects_saved_for_bw",
     "num_tensors_saved_with_no_vc_check", "deterministic",
 )  # fmt: skip
@@ -113,6 +114,7 @@ class DirectCalls:
         open_saved = [*metadata.dynamic_saved_tensors_idxs.items()]
         open_outputs = [(i, o.dynamic_dims) for i, o in enumerate(metadata.output_info) if o.dynamic_dims]
         constant = [i for i, o in enumerate(metadata.output_info) if not o.requires_grad]
+        reshaped = [*metadata.unsafe_view_out_indices]
         metas = iter(metadata.subclass_tangent_meta)
         cotangents = [
             (i, _Layout.of(next(metas).memory_format)) for i, o in enumerate(metadata.output_info) if o.requires_grad
@@ -131,7 +133,9 @@ class DirectCalls:
                 ctx.save_for_backward(*saved)
                 ctx.symints = results[sizes_slice]
                 ctx._tensors_no_vc_check = ctx.opaque_objects = ()
-                outputs = results[:count]
+                outputs = [*results[:count]]
+                for i in reshaped:  # callers may write into it, which a view among the results refuses
+                    outputs[i] = _unsafe_view(outputs[i], outputs[i].shape)
                 for i, axes in open_outputs:
                     _mark_open(outputs[i], axes)
                 if constant:
@@ -152,7 +156,12 @@ class DirectCalls:
                 ctx.maybe_clear_saved_tensors()
                 return tuple(backward_program(inputs))
 
-        return CompiledFunction.apply
+        # `Function.apply` also looks into each tensor for torch.func's, which torch.compile's guards have done
+        compiled: Any = CompiledFunction
+        base: Any = super(torch.autograd.Function, compiled)
+        apply = base.apply
+        is_transforming = _torch_c._are_functorch_transforms_active
+        return lambda *args: CompiledFunction.apply(*args) if is_transforming() else apply(*args)
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,13 @@ from ingot.frontends.torch.tracing.sparse import padding_as_zeros, split_sparse
 from ingot.frontends.torch.tracing.whole_ops import whole_attention, whole_resizes
 from ingot.frontends.torch.tracing.writes import InPlaceWrites
 from ingot.integrations.torch_autograd import DirectCalls
-from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, report_program
+from ingot.integrations.torch_eager import WithFallback, explain, has_fallback, is_reporting, report_program
 from ingot.integrations.torch_flat import import_flat, ints, placeholders, unread
-from ingot.integrations.torch_packing import cut_packed_input, packed_partition, packed_result
+from ingot.integrations.torch_packing import cut_packed_input, pack_gradients, packed_partition, packed_result
+from ingot.integrations.torch_repeat import ALIGN_BYTES, RepeatedCall
 from ingot.ops import draws_random
+from ingot.runtime.arguments import Packing
+from ingot.runtime.executable import Repeated
 from ingot.runtime.executor import CompiledModel
 from ingot.runtime.state import RANDOM
 from ingot.support.dataclass import dataclass
@@ -125,6 +128,7 @@ def ingot_backend(
     names: set[str] = set()
     leaf_strides: dict[int, Sequence[int]] = {}
     calls = DirectCalls()
+    packs = _is_compile(compile_model) and not splits
 
     def compile_forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         _allow_retained_graphs()
@@ -139,6 +143,8 @@ def ingot_backend(
         copy_gradients(gm.graph, leaf_strides)
         (end,) = gm.graph.find_nodes(op="output")
         gradients, join = end.args[0], split_sparse(gm.graph)
+        if packs and join is None:
+            pack_gradients(gm.graph, leaf_strides)
         fixed = frozenset(i for i, n in enumerate(placeholders(gm.graph)) if n.name in names)
         program = specialized(gm, example_inputs, fixed)
         run = program if join is None else make_boxed_func(lambda *args: join(program([*args])))
@@ -153,7 +159,7 @@ def ingot_backend(
             fw_compiler=compile_forward,
             bw_compiler=_untraced(compile_backward),
             inference_compiler=compile_inference,
-            partition_fn=packed_partition(partition) if _is_compile(compile_model) and not splits else partition,
+            partition_fn=packed_partition(partition) if packs else partition,
             decompositions=table,
             keep_inference_input_mutations=True,  # they are calls of the graph, which copies several at once
         )
@@ -235,7 +241,6 @@ def _allow_retained_graphs() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-_ALIGN_BYTES = 16  # bytes of the addresses of what is written in place
 _UNPACKED_BYTES = 1 << 30  # of a model's matrices on a GPU, from which on they stay inputs
 _MAX_PROGRAMS = 64  # for values of ints; the oldest is dropped
 
@@ -263,7 +268,9 @@ class _Specialized:
         gpu = self._gpu = gpu_of(graph.graph)
         self._writes = InPlaceWrites(graph.graph)
         read, self._memory = cut_memory(graph.graph)
-        self.results = cut_results(graph.graph, saved, self._writes.count, packed_result(graph.graph))
+        (end,) = graph.graph.find_nodes(op="output")
+        packed, results = packed_result(graph.graph), [*end.args[0]]
+        self.results = cut_results(graph.graph, saved, self._writes.count, packed)
         self._packed = cut_packed_input(graph.graph)
         self._graph, self._constants = graph, Constants(fixed)
         self._compile = compile_model if gpu is None else partial(compile_model, **_gpu_options(gpu, compile_model))
@@ -275,8 +282,8 @@ class _Specialized:
         if self._packed is not None:
             first = len(placeholders(graph.graph)) - len(self._packed.orders)
             self._orders |= dict(enumerate(self._packed.orders, first))
-        # how many of the last inputs and results are packed
-        self._counts = 0 if self._packed is None else len(self._packed.orders), self.results.packed_count
+        packed_inputs = 0 if self._packed is None else len(self._packed.orders)
+        self._packing = Packing(packed_inputs, self.results.packed_count, is_private=packed in results)
         # positions of the inputs that may become constants, by level: ints, then also sizes of tensors
         self._ints, self._sizes, self._unsolved = ints(graph.graph)
         self._unread = unread(graph.graph)
@@ -287,10 +294,17 @@ class _Specialized:
         self._lock = threading.Lock()  # of the constants and the programs
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
+        # calls that need the addresses of tensors alone
+        self._may_repeat = not self._sizes and not fixed
+        self._repeated: RepeatedCall | None = None
 
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
             args = [*args, *self._memory(*args)]
+        if self._repeated is not None and not is_reporting():
+            result = self._repeated(args)
+            if result is not None:
+                return self._finished(args, result)
         with self._lock:  # a call of another thread, with another model, has constants of its own
             if self._constants.positions:
                 self._update_constants(args)
@@ -307,6 +321,14 @@ class _Specialized:
             inputs = [*inputs, args[self._packed.position]]
         report_program(run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
+        if self._may_repeat and isinstance(run, CompiledModel | _CallOverState):
+            read = [*compress(range(len(args)), mask)] if mask is not None else [*range(len(args))]
+            read += [] if self._packed is None else [self._packed.position]
+            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place)
+        return self._finished(args, result)
+
+    def _finished(self, args: list[Any], result: Sequence[Any]) -> Any:
+        """The graph's results from those of the program."""
         if self._places:
             pairs = zip(result, self._places, strict=True)
             result = tuple([r if place is None or r.is_cuda is place[0] else r.to(place[1]) for r, place in pairs])
@@ -343,7 +365,7 @@ class _Specialized:
                 self._orders,
                 self.results.orders,
                 self._in_place,
-                self._counts,
+                self._packing,
             )
         except (UnsupportedOpError, ShapeError, ImportModelError, TypeError) as e:
             if self._level == 2 or len(numbers) == len(self._sizes):
@@ -409,11 +431,14 @@ class _CallOverState:
     def explain(self, *others: Any) -> str:
         return self.run.explain(*others)
 
+    def repeated(self, others: Sequence[Any]) -> Repeated | None:
+        return self.run.repeated(others)
+
 
 def _fit(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether a program may write all of these in place. C code checks them: a decoder has three for each layer."""
     addresses = reduce(operator.or_, map(torch.Tensor.data_ptr, tensors), 0)
-    return addresses % _ALIGN_BYTES == 0 and all(map(torch.Tensor.is_contiguous, tensors))
+    return addresses % ALIGN_BYTES == 0 and all(map(torch.Tensor.is_contiguous, tensors))
 
 
 def gpu_of(graph: fx.Graph) -> torch.device | None:

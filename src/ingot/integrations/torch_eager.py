@@ -143,6 +143,11 @@ def reported() -> Iterator[list[str]]:
         _reports[:] = [other for other in _reports if other is not report]
 
 
+def is_reporting() -> bool:
+    """Whether someone asks which programs run."""
+    return bool(_reports)
+
+
 def report_program(run: Any, args: Sequence[Any]) -> None:
     """Add the explanation of a program to the report, if there is one."""
     if _reports:

@@ -28,6 +28,7 @@ from ingot.ir.dims import Dim
 from ingot.ir.node import Input, Node
 from ingot.ir.types import TensorType
 from ingot.ops import Transpose
+from ingot.runtime.arguments import UNPACKED, Packing
 from ingot.support.errors import ImportModelError
 
 _NO_WRITES: Mapping[int, Any] = MappingProxyType({})
@@ -90,14 +91,14 @@ def import_flat(
     orders: Mapping[int, Order] = _NO_WRITES,
     result_orders: Sequence[Order | None] = (),
     in_place: Mapping[int, int] = _NO_WRITES,
-    packed: tuple[int, int] = (0, 0),
+    packing: Packing = UNPACKED,
 ) -> ImportedModel:
     """A functional aten graph as a model over its remaining inputs, positional and flat, returning a flat tuple.
 
     constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
     which the model takes inputs or returns results, by position. in_place: the numbers of results that are new values
-    of inputs, by the positions of these; both are state of the graph. packed: how many of
-    the last inputs and results the caller has in one tensor each.
+    of inputs, by the positions of these; both are state of the graph. packing: of the
+    last inputs and results.
     """
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
@@ -144,14 +145,14 @@ def import_flat(
     outputs_names = (*(f"next {name}" for name in names), *adapter.names)
     graph = sizes.graph([*inputs, *state.values()], [*state_results, *results], outputs_names)
     graph = replace(limited(graph, ranges, (), sizes), state=names)
-    packed_inputs, packed_results = packed
-    if packed_inputs:
-        leaves[-packed_inputs:] = [Leaf(_PACKED, TENSOR)]
-    if packed_results:
-        count, last = len(outputs) - packed_results, (TENSOR, len(results) - packed_results)
+    if packing.inputs:
+        leaves[-packing.inputs :] = [Leaf(_PACKED, TENSOR)]
+    if packing.outputs:
+        count, last = len(outputs) - packing.outputs, (TENSOR, len(results) - packing.outputs)
         adapter = OutputAdapter(_flat(count + 1), (*adapter.leaves[:count], last), (*adapter.names[:count], _PACKED))
     flat_in = pytree.tree_flatten((tuple(range(len(leaves))), {}))[1]
-    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter, packed=packed)
+    packed = packing.inputs, packing.outputs
+    return ImportedModel(graph, InputAdapter(flat_in, tuple(leaves)), adapter, packed=packed, saves=packing.is_private)
 
 
 def _flat(count: int) -> pytree.TreeSpec:

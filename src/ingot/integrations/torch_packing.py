@@ -1,4 +1,4 @@
-"""Values that only the backward pass reads, in one tensor.
+"""Values that only the backward pass reads, in one tensor, and gradients in another.
 
     forward -> (y, a, b, c)      ->   forward -> (y, pack([a, b, c]))
     backward(a, b, c, grad)      ->   backward(packed, grad), which reads unpack(packed, 0), ...
@@ -10,7 +10,8 @@ the buffer. `pack` and `unpack` mark this in the graphs; they also compute it, f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,17 +19,21 @@ from torch import fx
 
 from ingot.frontends.torch.tracing.layouts import (
     Order,
+    dense_order,
     has_known_layout,
     images_of,
     inverse,
+    reinterpret,
     root_of,
     saved_order,
     source_of,
 )
+from ingot.integrations.torch_flat import placeholders
 from ingot.runtime.arguments import side_by_side
 from ingot.support.dataclass import dataclass
 
 _aten = torch.ops.aten
+_SMALL_BYTES = 4 << 20  # of a gradient that lies beside others
 
 
 def pack(values: Sequence[torch.Tensor], orders: Sequence[Order]) -> torch.Tensor:
@@ -120,10 +125,48 @@ def _can_pack(node: object, readers: Mapping[str, fx.Node]) -> bool:
     return is_dense and is_checked and not is_written and not reads_memory
 
 
-def packed_result(graph: fx.Graph) -> fx.Node | None:
-    """The result of a graph that is a call of `pack`."""
+def pack_gradients(graph: fx.Graph, leaves: Collection[int]) -> None:
+    """Have a backward graph return gradients of leaves as parts of one tensor: an allocation for all of them. leaves:
+    the positions of such results. Large ones are separate: a gradient that is kept would keep the others' memory.
+
+    return (mm(a, b), sum(c))   ->   p = pack([mm(a, b), sum(c)]); return (part of p, part of p)
+    """
     (end,) = graph.find_nodes(op="output")
-    return next((n for n in end.args[0] if isinstance(n, fx.Node) and n.target is pack), None)
+    results = list(end.args[0])
+    if reinterpret is None or not all(has_known_layout(n.meta.get("val")) for n in placeholders(graph)):
+        return
+    uses = Counter(root_of(r) for r in results if isinstance(r, fx.Node))
+    places = {root_of(r): i for i, r in enumerate(results) if i in leaves and isinstance(r, fx.Node)}
+    members = {n: i for n, i in places.items() if uses[n] == 1 and _is_small_gradient(results[i], n)}
+    if len({n.meta["val"].device for n in members}) != 1 or len(members) < 2:
+        return
+    values: list[torch.Tensor] = [n.meta["val"] for n in members]
+    orders = [dense_order(value) for value in values]
+    offsets, _ = side_by_side(map(_nbytes, values))
+    with graph.inserting_before(end):
+        packed = graph.call_function(pack, ([*members], orders))
+        typed = {t: graph.call_function(_aten.view.dtype, (packed, t)) for t in dict.fromkeys(v.dtype for v in values)}
+        for i, value, offset in zip(members.values(), values, offsets, strict=True):
+            x, start = results[i].meta["val"], offset // value.dtype.itemsize
+            results[i] = graph.call_function(reinterpret, (typed[x.dtype], tuple(x.shape), x.stride(), start))
+    end.args = (tuple(results),)
+
+
+def _is_small_gradient(result: fx.Node, root: fx.Node) -> bool:
+    """Whether a result, a view of all of `root`, is dense, of known sizes, and small."""
+    value, whole = result.meta.get("val"), root.meta.get("val")
+    if root.op != "call_function" or not has_known_layout(value) or not has_known_layout(whole):
+        return False
+    if value.layout is not torch.strided or whole.layout is not torch.strided or value.is_complex():
+        return False
+    is_whole = value.dtype == whole.dtype and value.numel() == whole.numel()
+    is_dense = dense_order(value) is not None and dense_order(whole) is not None
+    return is_whole and is_dense and 0 < _nbytes(value) <= _SMALL_BYTES
+
+
+def packed_result(graph: fx.Graph) -> fx.Node | None:
+    """The call of `pack` in a graph, which is one of its results or has views that are."""
+    return next(iter(graph.find_nodes(op="call_function", target=pack)), None)
 
 
 @dataclass(frozen=True)
@@ -151,4 +194,4 @@ def cut_packed_input(graph: fx.Graph) -> PackedInput | None:
     return PackedInput(position, tuple([cast(Order, call.args[3]) for call in calls]))
 
 
-__all__ = ["PackedInput", "cut_packed_input", "pack", "packed_partition", "packed_result", "unpack"]
+__all__ = ["PackedInput", "cut_packed_input", "pack", "pack_gradients", "packed_partition", "packed_result", "unpack"]

@@ -112,6 +112,7 @@ from ingot.ops.core.functions import (
     Exp,
     Expm1,
     Gelu,
+    GeluDerivative,
     Log,
     Log1p,
     Logistic,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from ingot.ir.layout import Layout
 from ingot.ir.node import Node, Op
@@ -58,9 +59,9 @@ def zero_padding(image: Node) -> Node | None:
     return pad if all(isinstance(n, int) and n >= 0 for pair in amounts for n in pair) else None
 
 
-def is_strided_view(node: Node) -> bool:
-    """Whether `node` can be read in place from the value that it is a view of."""
-    return isinstance(node.op, VIEWS) and strided_base(node, {}) is not None
+def is_strided_view(node: Node, layouts: Mapping[Node, Layout] = MappingProxyType({})) -> bool:
+    """Whether `node` can be read in place from the value that it is a view of. layouts: see `strided_base`."""
+    return isinstance(node.op, VIEWS) and strided_base(node, layouts) is not None
 
 
 def pull_back(root: Node, source: Node, layout: Layout) -> Layout | None:

@@ -71,17 +71,9 @@ def _apply_cuts(dims: Dims, cut: dict[_Atom, tuple[_Atom, _Atom]]) -> Dims:
     return out
 
 
-def _shorter(n: Node) -> Node | None:
-    """A chain of three or more reshapes and transposes (two: where they cancel) -> split, transpose, merge"""
-    chain: list[Node] = []
-    source = n
-    while isinstance(source.op, ops.Reshape | ops.Transpose):
-        chain.append(source)
-        source = source.inputs[0]
-    if any(d == 0 for d in source.shape):
-        return None
-    origin: Dims = [[_Atom((i,), d)] if d != 1 else [] for i, d in enumerate(source.shape)]
-    dims = origin
+def _traced(chain: list[Node], dims: Dims, *tracked: Dims) -> tuple[Dims, ...] | None:
+    """`dims` behind a chain of views, innermost last, and `tracked`, both of the atoms that the chain leaves; None if
+    a view splits a dimension in a way that sizes do not tell."""
     for view in reversed(chain):
         if isinstance(view.op, ops.Transpose):
             dims = [dims[p] for p in view.op.permutation]
@@ -90,7 +82,30 @@ def _shorter(n: Node) -> Node | None:
         if split is None:
             return None
         dims, cut = split
-        origin = _apply_cuts(origin, cut)
+        tracked = tuple(_apply_cuts(t, cut) for t in tracked)
+    return dims, *tracked
+
+
+def _chain(n: Node) -> tuple[list[Node], Node, Dims] | None:
+    """The chain of views that ends in `n`, the last one first, its source and the source's atoms; None if it is empty
+    of elements."""
+    chain: list[Node] = []
+    source = n
+    while isinstance(source.op, ops.Reshape | ops.Transpose):
+        chain.append(source)
+        source = source.inputs[0]
+    if any(d == 0 for d in source.shape):
+        return None
+    return chain, source, [[_Atom((i,), d)] if d != 1 else [] for i, d in enumerate(source.shape)]
+
+
+def _shorter(n: Node) -> Node | None:
+    """A chain of three or more reshapes and transposes (two: where they cancel) -> split, transpose, merge"""
+    found = _chain(n)
+    traced = None if found is None else _traced(found[0], found[2], found[2])
+    if found is None or traced is None:
+        return None
+    (chain, source, _), (dims, origin) = found, traced
     atoms = [a for d in origin for a in d]
     views = _permuted(source.shape, atoms, dims, n.shape)
     if views is None:
@@ -100,6 +115,32 @@ def _shorter(n: Node) -> Node | None:
     for op in views:
         source = op(source)
     return source
+
+
+def views_between(base: Node, n: Node) -> list[Op] | None:
+    """The views that turn `base` into `n`, another chain of reshapes and transposes of the same source, if they are a
+    split and a transpose: those that strides express."""
+    of_base, of_n = _chain(base), _chain(n)
+    if of_base is None or of_n is None or of_base[1] is not of_n[1]:
+        return None
+    first = _traced(of_base[0], of_base[2], of_base[2])
+    second = None if first is None else _traced(of_n[0], first[1], first[0])
+    if second is None:
+        return None
+    dims, atoms = second[0], [a for d in second[1] for a in d]
+    long = tuple(d for d in n.shape if d != 1)
+    views = _permuted(base.shape, atoms, [d for d in dims if d], long)
+    return views if views is None or long == n.shape else [*views, ops.Reshape(n.shape)]
+
+
+def keeps_rows(n: Node) -> bool:
+    """Whether neighbours in memory, of a chain of reshapes and transposes, are neighbours of its source."""
+    found = _chain(n)
+    traced = None if found is None else _traced(found[0], found[2], found[2])
+    if traced is None:
+        return False
+    last, of_source = ([a for d in dims for a in d][-1:] for dims in traced)
+    return last == of_source
 
 
 def _of_view(operands: tuple[type[Op], ...]) -> bool:

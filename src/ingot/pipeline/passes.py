@@ -28,6 +28,7 @@ from ingot.passes.core.sparse import Height, always_dense, keep_blocks
 from ingot.passes.core.storage.aligned_rows import align_rows
 from ingot.passes.core.storage.nest_concats import nest_concats
 from ingot.passes.core.storage.reshaped_concats import concat_before_reshapes
+from ingot.passes.core.storage.shared_copies import share_copies
 from ingot.passes.core.storage.updated_sums import update_sums
 from ingot.passes.core.summed_products import sum_products
 from ingot.passes.core.transposed_conv import split_transposed
@@ -161,6 +162,7 @@ def common_passes(
         ("nest_concats", nest_concats),  # last, as simplification joins nested concats
         *((("round_floats", partial(round_floats, bytes_kept=choices.byte_rows)),) if rounds else ()),
         *((("aligned_rows", aligned),) if choices.row_alignment_bytes > 1 else ()),
+        ("shared_copies", share_copies),  # last, as simplification shortens chains of views
         ("dce", dce),
         ("fuse", partial(fuse, policy=choices.policy)),
         ("share_kernels", share_kernels),

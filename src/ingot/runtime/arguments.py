@@ -38,6 +38,19 @@ class CallSignature:
     resident: tuple[bool, ...] | None = None
 
 
+@dataclass(frozen=True)
+class Packing:
+    """How many of a program's last inputs and outputs lie side by side in one uint8 tensor each, which replaces them.
+    is_private: no one but another program reads these outputs, on the stream of the run."""
+
+    inputs: int = 0
+    outputs: int = 0
+    is_private: bool = False
+
+
+UNPACKED = Packing()
+
+
 def side_by_side(nbytes: Iterable[int]) -> tuple[list[int], int]:
     """(the offset of each of several tensors in one buffer, the bytes of the buffer)."""
     offsets: list[int] = []
@@ -78,10 +91,22 @@ class Arguments:
         """(values that must outlive the run, the addresses of the program's inputs, the call's signature). Raises
         InputError."""
         values, pointers, signature = self._take(inputs)
+        return values, self.spread(pointers), signature
+
+    def spread(self, pointers: list[int]) -> list[int]:
+        """The addresses of the program's inputs from those of the call's, the last of which may be a packed tensor."""
         if self._offsets:
             base = pointers.pop()
             pointers += [base + offset for offset in self._offsets]
-        return values, pointers, signature
+        return pointers
+
+    def repeated(self, inputs: Sequence[object]) -> CallSignature | None:
+        """The signature of calls with tensors like these, which are read in place; None if the last ones had others, or
+        if these need a warning."""
+        if self._guarded is None:
+            return None
+        guard, signature, _, is_recording = self._guarded
+        return signature if guard(*inputs) and (is_recording is None or not is_recording()) else None
 
     def _take(
         self, inputs: Sequence[object]
@@ -221,4 +246,4 @@ def static_shapes(specs: Sequence[TensorSpec]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(dim for dim in spec.shape if isinstance(dim, int)) for spec in specs)
 
 
-__all__ = ["Arguments", "CallSignature", "packed_specs", "side_by_side", "static_shapes"]
+__all__ = ["UNPACKED", "Arguments", "CallSignature", "Packing", "packed_specs", "side_by_side", "static_shapes"]

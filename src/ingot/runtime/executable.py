@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ingot.runtime import artifact, describe, device
-from ingot.runtime.arguments import Arguments, packed_specs, static_shapes
+from ingot.runtime.arguments import UNPACKED, Arguments, CallSignature, Packing, packed_specs, static_shapes
 from ingot.runtime.bind import Binding, Shape
 from ingot.runtime.cpu import memory
 from ingot.runtime.expr import Expr
@@ -22,6 +22,7 @@ from ingot.runtime.tensors import Tensor, TensorAdapter, TensorResults, address,
 from ingot.support.errors import ArtifactError, IngotError, InputError
 
 Export = Callable[[Program, Path, Path | None], None]
+Repeated = Callable[[list[int], Sequence[int] | None], list[Any]]
 LIBRARY_SUFFIXES = (".so", ".o", ".a")  # of the native libraries that the compiler writes, for C linkers and loaders
 
 
@@ -62,6 +63,12 @@ class Executable:
     def run_over(self, inputs: Sequence[Any], state: Sequence[Any]) -> list[Any]:
         """Run with tensors of the caller as the state."""
         raise self.single_program_error()
+
+    def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
+        """A run of torch tensors that differ from `inputs`, which a call has read in place, in their addresses alone:
+        (the addresses of the inputs, and of the caller's tensors for the state) -> the outputs. It checks nothing. None
+        if the last calls had others, or copied some."""
+        return None
 
     @property
     def program(self) -> Program:
@@ -154,27 +161,26 @@ class LoadedProgram(Executable):
         threads: int | None = None,
         device_memory: int | None = None,
         export: Export | None = None,
-        packed: tuple[int, int] = (0, 0),
+        packing: Packing = UNPACKED,
     ) -> None:
         """Map the code. If no shape is dynamic, also allocate all memory. device_memory: see `ingot.load`. export:
-        writes native libraries. packed: how many of the last inputs and outputs lie side by side in one uint8 tensor
-        each, which comes in the place of the first of them; for programs without open sizes, called with torch tensors.
+        writes native libraries. packing: for programs without open sizes, called with torch tensors.
 
         Raises ArtifactError when this machine lacks a feature the code needs, InputError for a bad thread count.
         """
         self._program, self._export = program, export
-        self.inputs = packed_specs(program.inputs, packed[0])[0]
-        self.outputs, self._packed_offsets = packed_specs(program.outputs, packed[1])
+        self.inputs = packed_specs(program.inputs, packing.inputs)[0]
+        self.outputs, self._packed_offsets = packed_specs(program.outputs, packing.outputs)
         self._loaded = device.load(program, threads, device_memory)
         self.threads = self._loaded.threads
-        self._arguments = Arguments(program, packed[0])
-        separate = self.outputs[:-1] if packed[1] else self.outputs
-        self._output_adapters = [TensorAdapter(spec) for spec in separate]
+        self._arguments = Arguments(program, packing.inputs)
+        self._output_adapters = [TensorAdapter(spec) for spec in self.outputs]
+        self._packed_adapter = self._output_adapters.pop() if packing.outputs else None
         self.has_state = bool(program.state)
         self._results = memory.Results(len(self.outputs))
         self._tensor_results = TensorResults(2 * len(self.outputs))  # a caller may hold one call's
-        self._packed_results = TensorResults(1)
-        self._packed_nbytes = static_shapes(self.outputs[-1:])[0][0] if packed[1] else 0
+        self._packed_results, self._packing = TensorResults(1), packing
+        self._packed_nbytes = static_shapes(self.outputs[-1:])[0][0] if packing.outputs else 0
         self.state_lock = threading.RLock()
         if not program.symbols and not any(spec.elements for spec in program.inputs):
             self._loaded.prepare((*static_shapes(program.inputs), *(s.shape for s in program.state)))
@@ -208,7 +214,31 @@ class LoadedProgram(Executable):
         state_pointers: Sequence[int] | None = None,
     ) -> list[np.ndarray | Tensor]:
         """state_pointers: the addresses of the state and of its new values, if they are the caller's."""
-        _values, pointers, signature = self._arguments.take(inputs)  # _values own the memory that the run reads
+        values, pointers, signature = self._arguments.take(inputs)  # the values own the memory that the run reads
+        return self._run_at(signature, pointers, state_pointers, out, values)
+
+    def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
+        signature = self._arguments.repeated(inputs)
+        if signature is None:
+            return None
+
+        def run(pointers: list[int], state: Sequence[int] | None) -> list[Any]:
+            return self._run_at(
+                signature, self._arguments.spread(pointers), None if state is None else [*state, *state]
+            )
+
+        return run
+
+    def _run_at(
+        self,
+        signature: CallSignature,
+        pointers: list[int],
+        state_pointers: Sequence[int] | None,
+        out: Sequence[np.ndarray | None] | None = None,
+        values: Sequence[object] = (),
+    ) -> list[np.ndarray | Tensor]:
+        """pointers: the addresses of the inputs; it gets those of the state and the results. values: the inputs, which
+        no output may share memory with."""
         has_state = self.has_state
         if has_state:
             self.state_lock.acquire()
@@ -223,7 +253,7 @@ class LoadedProgram(Executable):
             for adapter, (shape, strides, nbytes) in zip(self._output_adapters, separate, strict=True):
                 is_large = nbytes >= memory.MMAP_BYTES and signature.device is None
                 if out is not None and (result := out[len(results)]) is not None:
-                    adapter.check_out(result, shape, [*_values, *results])
+                    adapter.check_out(result, shape, [*values, *results])
                     pointers.append(address(result))
                 elif signature.tensors or self.returns_tensors:
                     if is_large or signature.device is not None:
@@ -236,8 +266,8 @@ class LoadedProgram(Executable):
                     result = adapter.new_array(shape, self._results.take(nbytes) if is_large else None)
                     pointers.append(address(result))
                 results.append(result)
-            if self._packed_offsets:
-                packed = self._new_packed(signature.device)
+            if self._packed_adapter is not None:
+                packed = self._new_packed(self._packed_adapter, signature.device)
                 base = packed.data_ptr()
                 results.append(packed)
                 pointers += [base + offset for offset in self._packed_offsets]
@@ -256,13 +286,15 @@ class LoadedProgram(Executable):
             if has_state:
                 self.state_lock.release()
 
-    def _new_packed(self, device: object) -> Tensor:
+    def _new_packed(self, adapter: TensorAdapter, device: object) -> Tensor:
         """The tensor of the results that lie side by side. The next call gets the same one when nobody holds it: at the
-        same address no launch changes, and PyTorch's allocator would give parts of a large block away meanwhile."""
-        recycled = self._packed_results.take(self._packed_nbytes, device)
+        same address no launch changes, and PyTorch's allocator would give parts of a large block away meanwhile. What
+        others read on a GPU is PyTorch's to free, which knows the streams that they have recorded."""
+        is_recycled = device is None or self._packing.is_private
+        recycled = self._packed_results.take(self._packed_nbytes, device) if is_recycled else None
         if recycled is not None:
             return recycled
-        return TensorAdapter(self.outputs[-1]).new_tensor((self._packed_nbytes,), (1,), None, device)
+        return adapter.new_tensor((self._packed_nbytes,), (1,), None, device)
 
     def notes(self) -> list[str]:
         return self._loaded.notes()

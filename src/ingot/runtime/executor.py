@@ -10,8 +10,9 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from ingot.runtime import describe, device
+from ingot.runtime.arguments import UNPACKED, Packing
 from ingot.runtime.bind import Shape
-from ingot.runtime.executable import Executable, LoadedProgram
+from ingot.runtime.executable import Executable, LoadedProgram, Repeated
 from ingot.runtime.other_sizes import OtherSizes
 from ingot.runtime.program import Program, TensorSpec
 from ingot.runtime.state import entropy
@@ -30,13 +31,13 @@ class Convention:
     """The calling convention of a model: the arguments and results of the framework program that it comes from.
 
     flatten: (args, kwargs) to the flat inputs. bind: makes the callable from the executable that runs the flat inputs.
-    state: converts an array of the state to the framework's type. packed: see `LoadedProgram`.
+    state: converts an array of the state to the framework's type. packing: see `LoadedProgram`.
     """
 
     flatten: Callable[[Sequence[Any], Mapping[str, Any]], Sequence[Any]]
     bind: Callable[[Executable], Callable[..., Any]]
     state: Callable[[Any], Any] | None = None
-    packed: tuple[int, int] = (0, 0)
+    packing: Packing = UNPACKED
 
 
 def tree_convention(
@@ -125,6 +126,10 @@ class CompiledModel:
         types and shapes, on the model's device, at addresses that are multiples of 16. Every value of the state must be
         one that the program writes in place (`writes_in_place`)."""
         return self._executable.run_over(inputs, state)
+
+    def repeated(self, inputs: Sequence[Any]) -> Repeated | None:
+        """See `Executable.repeated`."""
+        return self._executable.repeated(inputs)
 
     def run(self, inputs: Sequence[Any], out: Sequence[np.ndarray | None] | None = None) -> list[Any]:
         """Run the model on one value for each input, in order. Returns the outputs as a list. Raises as a call does.

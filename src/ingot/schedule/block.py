@@ -108,11 +108,12 @@ class Block:
         *,
         unroll: bool = False,
         flatten: bool = False,
+        stages: int = 0,
         multiple: int | None = None,
     ) -> None:
         """for var in range(begin, end, step): body(block, var). A loop that is known to run once becomes its body.
 
-        flatten: see `For`. multiple: a number that always divides the variable; by default `step` if the loop starts at
+        flatten, stages: see `For`. multiple: a number that always divides the variable; by default `step` if the loop starts at
         a multiple of it.
         """
         lo = begin if isinstance(begin, Expr) else dim_expr(begin)
@@ -129,7 +130,7 @@ class Block:
             multiple = step
         inner.multiples[v.name] = multiple or 1
         body(inner, v)
-        self.stmts.append(For(v, lo, hi, step, inner.body, unroll, flatten))
+        self.stmts.append(For(v, lo, hi, step, inner.body, unroll, flatten, stages))
 
     def when(self, cond: Expr, then: Callable[[Block], None], orelse: Callable[[Block], None] | None = None) -> None:
         """if cond: then(block) else: orelse(block). A constant condition emits its branch alone."""

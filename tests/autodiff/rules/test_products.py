@@ -36,6 +36,27 @@ def test_kernels_of_convolutions(ins: int, outs: int, groups: int, step: int, si
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("layouts", ["NCHW OIHW NCHW", "NHWC HWIO NHWC", "CNHW IOHW HCNW"])
+@pytest.mark.parametrize("sizes", [(3, 2), (1, 4)])
+def test_a_window_of_the_whole_image_is_a_product(layouts: str, sizes: tuple[int, int]) -> None:
+    rng, (lhs, rhs, result_layout) = np.random.default_rng(0), layouts.split()
+    lengths = dict(N=5, C=3, O=4, I=3, H=sizes[0], W=sizes[1])
+    x = Input("x", TensorType(f64, tuple(lengths[c] for c in lhs)))()
+    w = Input("w", TensorType(f64, tuple(lengths[c] for c in rhs)))()
+    y = ops.Convolution((2, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), lhs, rhs, result_layout)(x, w)
+    g = Input("g", y.type)()
+    gradients = [n for n in pull_back_cotangents([(y, g)], [x, w]) if n is not None]
+    graph = Graph((x, w, g), tuple(gradients))
+    assert not any(isinstance(n.op, ops.Convolution) for n in graph.nodes())
+    image, kernel, cotangent = (rng.standard_normal([int(d) for d in n.shape]) for n in (x, w, g))
+    plain = cotangent.reshape([5, 4] if result_layout.index("N") < result_layout.index("C") else [4, 5])
+    plain = plain if plain.shape == (5, 4) else plain.T
+    of_image = np.einsum(f"no,{rhs.lower()}->{lhs.lower().replace('c', 'i')}", plain, kernel)
+    of_kernel = np.einsum(f"no,{lhs.lower().replace('c', 'i')}->{rhs.lower()}", plain, image)
+    for got, want in zip(interpret(graph, [image, kernel, cotangent]), (of_image, of_kernel), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
 TRANSPOSED = [  # sizes of the image, window, its dilation of the image and of the kernel, padding
     ((7, 6), (4, 4), (2, 2), (1, 1), ((2, 2), (2, 2))),
     ((3, 4), (2, 2), (2, 2), (1, 1), ((1, 1), (1, 1))),  # each tap has a phase of its own

@@ -42,3 +42,13 @@ def test_extremes_of_any_windows() -> None:
         op = ops.MaxPool(kernel, strides, tuple((p, p) for p in padding), dilation, ceil_mode)
         np.testing.assert_allclose(gradient(op, x, cotangent), leaf.grad.numpy(), atol=1e-12, err_msg=str(op))
         count += 1
+
+
+@pytest.mark.parametrize(("size", "keys"), [(4, 0), (6, 1)])
+def test_small_windows_need_no_value_of_the_size_of_the_image(size: int, keys: int) -> None:
+    """Of a few elements, each is compared with the extreme; of more, numbers of all elements are reduced."""
+    x = Input("x", TensorType(dtype_of(np.ones(1)), (1, 2, 12, 12)))()
+    op, count = ops.MaxPool((size, size), (size, size), ((0, 0), (0, 0)), (1, 1), False), 12 // size
+    result: Node = pullback(lambda v: op(v), x, const(np.ones((1, 2, count, count))))
+    nodes = lower_model_ops(Graph((x,), (result,))).nodes()
+    assert sum(isinstance(n.op, ops.ReduceWindow) and n.op.kind == "min" for n in nodes) == keys

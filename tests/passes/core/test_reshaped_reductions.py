@@ -89,6 +89,16 @@ def test_small_slices_are_reduced_at_once() -> None:
     assert sums(69) == sums(0) == {((2, 6, 5, 7), (2, 3)), ((2, 3, 2), (2,))}
 
 
+def test_matrices_of_a_batch_are_no_images() -> None:
+    """Heads of a batch of matrices, summed over the batch: nothing would be gathered."""
+    x = image(6, 4, 5)
+    heads = ops.Reshape((2, 3, 4, 5))(x)
+    rows = ops.BroadcastInDim(heads.shape, (0, 1, 2))(ops.Reduce("sum", (3,))(heads))
+    stem = convolved(ops.Reshape((1, 6, 4, 5))(x))
+    graph = lowered(x, ops.Reduce("sum", (0,))(ops.sub(heads, rows)), stem)
+    assert reduce_unreshaped(graph) is graph
+
+
 def test_images_of_any_size() -> None:
     x = image(symbol("n"), 4, symbol("h"), symbol("w"))
     y = ops.GroupNorm(2)(convolved(x))

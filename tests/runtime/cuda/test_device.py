@@ -110,8 +110,9 @@ def test_a_call_like_the_last_one_is_a_launch_alone(fake: FakeDriver, monkeypatc
     assert events == ["all", "launch", "all", "launch", "all", "update", "launch"], "other sizes, no address"
 
 
-def test_results_that_take_turns_have_a_graph_each(fake: FakeDriver) -> None:
+def test_results_that_take_turns_have_a_graph_each(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as a few; then nothing but launches is asked for. Results at ever new addresses move one graph."""
+    monkeypatch.setattr(graphs, "MAX_COPIED_NODES", 1)
     loaded, places = Loaded(twice()), [fake.allocate(16) for _ in range(8)]
     context = loaded.claim()
     x = np.arange(4, dtype=np.float32)
@@ -131,11 +132,23 @@ def test_results_that_take_turns_have_a_graph_each(fake: FakeDriver) -> None:
     assert updates([c, d, e, f, g]) == 5
     assert sum(kind == "executable" for kind, _ in fake.live) == 2
     updates([f, e, d, c, b, a] * 2)
-    assert sum(kind == "executable" for kind, _ in fake.live) <= graphs.MAX_COPIES
+    assert sum(kind == "executable" for kind, _ in fake.live) <= graphs.MIN_COPIES
     assert sum(kind == "graph" for kind, _ in fake.live) == 1
     context.release()
     del loaded
     assert {kind for kind, _ in fake.live} == {"memory"}, "the arguments"
+
+
+def test_layers_that_share_a_program_have_a_graph_each(fake: FakeDriver) -> None:
+    """torch.compile makes one program of equal layers: 48 calls of a step at 48 sets of addresses."""
+    loaded, places = Loaded(twice()), [fake.allocate(16) for _ in range(49)]
+    context = loaded.claim()
+    for turn in range(4):
+        fake.log.clear()
+        for place in places[1:]:
+            context.run(context.bind(((4,),)), [place, places[0]], BOTH)
+        assert (fake.log.count(("update",)) == 0) == (turn > 1), "a turn builds, and one copies"
+    context.release()
 
 
 def test_kernels_that_await_what_they_read_start_early(fake: FakeDriver) -> None:

@@ -12,7 +12,7 @@ from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import DType, TensorType, bf16, f16, f32
-from ingot.schedule.gpu.contraction import boxes, operand_types, product
+from ingot.schedule.gpu.contraction import boxes, operand_types, operands
 from ingot.schedule.gpu.contraction.boxes import Boxes
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import H100, MACHINES
@@ -31,7 +31,7 @@ def limbs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         is_refused = request.param == "in the kernel" and not is_aligned
         return None if is_refused else boxes.boxes_of(*args, is_aligned=is_aligned)
 
-    monkeypatch.setattr(product, "boxes_of", boxes_of)
+    monkeypatch.setattr(operands, "boxes_of", boxes_of)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from ingot.ir.interp import interpret
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input
 from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
-from ingot.schedule.gpu.contraction import depthwise
+from ingot.schedule.gpu.contraction.depthwise import product as depthwise
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
 

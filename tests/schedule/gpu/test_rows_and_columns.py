@@ -7,6 +7,7 @@ import pytest
 
 from ingot import ops
 from ingot.ir.interp import interpret
+from ingot.ir.kernel import For
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, bf16, f32
 from tests.conformance.checked import planned, run_checked
@@ -76,3 +77,11 @@ def test_results_are_the_same_bits_again() -> None:
     arrays = [floats(n) for n in graph.inputs]
     for a, b in zip(run_checked(graph, arrays, TARGET), run_checked(graph, arrays, TARGET), strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(("rows", "stages"), [(2048, 0), (6304, 3)])
+def test_many_turns_load_ahead(rows: int, stages: int) -> None:
+    """Rows of 384, of which a tile has two: 2 turns of six programs for each multiprocessor, and 6 of four."""
+    kernels = planned(norm_gradients((1, rows, 384)), TARGET)[1]
+    loops = [s for s in next(iter(kernels.values())).body if isinstance(s, For)]
+    assert [s.stages for s in loops] == [stages]

@@ -67,10 +67,16 @@ def _gelu(node: Node, g: Node) -> list[Node]:
         u = mul(x, add(mul(_square(x), 0.044715 * scale), scale))
         p = ops.Logistic()(u)
         slope = mul(mul(p, ops.Logistic()(ops.Neg()(u))), add(mul(_square(x), 3 * 0.044715 * scale), scale))
-    else:
-        p = mul(add(ops.Erf()(mul(x, math.sqrt(0.5))), 1), 0.5)
-        slope = mul(ops.Exp()(mul(_square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return [mul(g, add(p, mul(x, slope)))]
+        return [mul(g, add(p, mul(x, slope)))]
+    return [mul(g, ops.GeluDerivative()(x))]
+
+
+@reverse(ops.GeluDerivative)
+def _gelu_derivative(node: Node, g: Node) -> list[Node]:
+    """The derivative of P + x P' is (2 - x^2) P'."""
+    (x,) = node.inputs
+    density = mul(ops.Exp()(mul(_square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return [mul(g, mul(sub(2, _square(x)), density))]
 
 
 @reverse(ops.Relu)

@@ -51,9 +51,11 @@ def _operand_cotangent(
 @reverse(ops.Convolution)
 def _convolution(node: Node, g: Node) -> list[Node] | list[Node | None]:
     """Both cotangents are convolutions: the image's of the cotangent with the flipped kernel, the kernel's of the image
-    with the cotangent, with batch and channels exchanged."""
+    with the cotangent, with batch and channels exchanged. Those of a window that is the whole image are products."""
     op, (x, w) = node.op, node.inputs
     assert isinstance(op, ops.Convolution)
+    if _covers_image(op, x, w):
+        return pull_back_cotangents([(_as_product(op, x, w), g)], [x, w])
     if op.batch_groups > 1:
         return pull_back_cotangents([(_with_feature_groups(op, x, w), g)], [x, w])
     letters = op.spatial
@@ -68,6 +70,28 @@ def _convolution(node: Node, g: Node) -> list[Node] | list[Node | None]:
         ops.Transpose(tuple(("NC" + letters).index(c) for c in op.lhs_layout))(of_image),
         ops.Transpose(tuple(("OI" + letters).index(c) for c in op.rhs_layout))(of_kernel),
     ]
+
+
+def _covers_image(op: ops.Convolution, x: Node, w: Node) -> bool:
+    """Whether the only window is the whole image."""
+    sizes, taps = (
+        [n.shape[layout.index(c)] for c in op.spatial] for n, layout in ((x, op.lhs_layout), (w, op.rhs_layout))
+    )
+    is_plain = op.feature_groups == op.batch_groups == 1 and {*op.lhs_dilation, *op.rhs_dilation} <= {1}
+    return is_plain and sizes == taps and any(n != 1 for n in taps) and not any(p for pair in op.padding for p in pair)
+
+
+def _as_product(op: ops.Convolution, x: Node, w: Node) -> Node:
+    """The convolution as a product of matrices with the channels last."""
+    image = ops.Transpose(tuple(op.lhs_layout.index(c) for c in f"N{op.spatial}C"))(x)
+    kernel = ops.Transpose(tuple(op.rhs_layout.index(c) for c in f"O{op.spatial}I"))(w)
+    summed = tuple(range(1, len(x.shape)))
+    y = ops.DotGeneral(((), ()), (summed, summed), op.dtype, tf32=op.tf32)(image, kernel)
+    sizes = dict(zip("NC", y.shape, strict=True))
+    order = sorted("NC", key=op.out_layout.index)
+    return ops.Reshape(tuple(sizes.get(c, 1) for c in op.out_layout))(
+        y if order == ["N", "C"] else ops.swap_axes(y, 0, 1)
+    )
 
 
 def _with_feature_groups(op: ops.Convolution, x: Node, w: Node) -> Node:

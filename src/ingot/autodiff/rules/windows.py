@@ -17,6 +17,8 @@ from ingot.ir.dims import DimLike
 from ingot.ir.node import Node
 from ingot.ir.types import Shape, boolean, f32, i32
 
+_MAX_TAPS = 16  # of windows that do not overlap, to compare element by element: a kernel with a term for each
+
 
 @reverse(ops.ReduceWindow)
 def _reduce_window(node: Node, g: Node) -> list[Node | None]:
@@ -157,7 +159,7 @@ def _block_extremes(op: ops.ReduceWindow, x: Node, y: Node, g: Node) -> Node:
 def _extreme_numbers(op: ops.ReduceWindow, x: Node, y: Node, pieces: dict[int, int], weight: dict[int, int]) -> Node:
     """i32 of y's shape: the number of each window's extreme, which is the sum of its offsets along the axes times their
     weights; -1 for a window outside of the image."""
-    if set(pieces.values()) <= {1}:
+    if set(pieces.values()) <= {1} and prod(op.window) > _MAX_TAPS:
         return _extreme_numbers_of_blocks(op, x, y, weight)
     low, high = (tuple(p[side] for p in op.padding) for side in (0, 1))
     # NaN equals no extreme, even where all elements of a window are infinite

@@ -56,6 +56,15 @@ def gelu(e: Emitter, n: Node, xs: list[str]) -> str:
     return e.value(ops.cast(y, n.dtype))
 
 
+@row(ops.GeluDerivative)
+def gelu_derivative(e: Emitter, n: Node, xs: list[str]) -> str:
+    """Decomposed in f32 or wider, and rounded once."""
+    x = ops.cast(n.inputs[0], f32) if n.dtype.bits < 32 else n.inputs[0]
+    p = ops.mul(ops.add(ops.Erf()(ops.mul(x, math.sqrt(0.5))), 1), 0.5)
+    density = ops.mul(ops.Exp()(ops.mul(ops.mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return e.value(ops.cast(ops.add(p, ops.mul(x, density)), n.dtype))
+
+
 @row(ops.IsNan)
 def is_nan(e: Emitter, n: Node, xs: list[str]) -> str:
     return e.compare("NE", xs[0], xs[0], n.inputs[0].dtype, n.shape)

@@ -210,7 +210,8 @@ class ImportedModel:
     and their new values its outputs before the user's. writes: positions of the user's inputs that forward writes;
     their new values are the outputs after the state's. parameters: names and values of tensors that are the graph's
     inputs before the state's. renewed: the parameters that forward writes; their new values follow the state's.
-    packed: how many of the graph's last inputs and outputs the adapters have as one tensor each.
+    packed: how many of the graph's last inputs and outputs the adapters have as one tensor each. saves: the packed
+    outputs are for another graph alone.
     """
 
     graph: Graph
@@ -221,6 +222,7 @@ class ImportedModel:
     parameters: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     renewed: tuple[str, ...] = ()
     packed: tuple[int, int] = (0, 0)
+    saves: bool = False
 
     def caller(self, run: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]) -> Callable[..., Any]:
         """`run` (graph inputs to outputs, without state) as a function with the model's own arguments and result."""

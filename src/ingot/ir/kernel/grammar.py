@@ -1,7 +1,7 @@
 """Kernel IR: the loop language that schedules emit and targets print. The grammar:
 
     kernel ::= Kernel(name, params, dims, chunk, chunks, body, scratch_bytes, rounds)
-    stmt   ::= For(var, begin, end, step, body, unroll, flatten) | If(cond, then, orelse) | Let(var, value)
+    stmt   ::= For(var, begin, end, step, body, unroll, flatten, stages) | If(cond, then, orelse) | Let(var, value)
              | Store(buffer, index, value, mask, stream) | Alloc(buffer) | Prefetch(buffer, index) | Comment(text)
              | Increment(var, buffer, index) | AwaitStores | AwaitProducers | ReleaseConsumers
     expr   ::= Lit(value) | Var | Unary(fn, a) | Binary(fn, a, b) | Fma(a, b, c) | Dot(a, b, c)
@@ -56,13 +56,14 @@ REDUCE = ("add", "mul", "min", "max", "and", "or")
 # Some have a smaller domain, and cost less: exp_nonpositive and exp_decay for x <= 0, log1p_unit for x from 0 to 1, or
 # NaN. exp_decay is for weights relative to one of 1: its relative error is below 2^-22 down to e^-16, below 2^-21 for
 # smaller results, and it is 0 from 2^-126.5 on. exp2_narrow is 2^x for results that are stored in f16 or bf16. gelu(x)
-# is x times the normal distribution function of x, gelu_narrow (f32 only) with the precision of bf16. quotient(a, b) is
-# a / b for operands and 1 / b that are normal numbers, or NaN.
+# is x times the normal distribution function of x, gelu_narrow (f32 only) with the precision of bf16, gelu_derivative
+# its slope. quotient(a, b) is a / b for operands and 1 / b that are normal numbers, or NaN.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(
         ("exp", "exp_nonpositive", "exp_decay", "exp2_narrow", "expm1", "logistic", "tanh", "erf", "sinh", "cosh"), 1
     ),
-    **dict.fromkeys(("log", "log1p", "log1p_unit", "asinh", "acosh", "atanh", "gelu", "gelu_narrow", "cbrt"), 1),
+    **dict.fromkeys(("log", "log1p", "log1p_unit", "asinh", "acosh", "atanh", "cbrt"), 1),
+    **dict.fromkeys(("gelu", "gelu_narrow", "gelu_derivative"), 1),
     **dict.fromkeys(("sin", "cos", "tan", "asin", "acos", "atan"), 1),
     **dict.fromkeys(("atan2", "pow", "quotient"), 2),
 }
@@ -380,6 +381,7 @@ Body = tuple[Stmt, ...]
 class For(Stmt):
     """for var in range(begin, end, step). `unroll`: literal bounds, the body repeated in the printed code. `flatten`: a
     hint that the loop and the one inside it had better be one loop, so that loads of a turn begin in the turn before.
+    `stages`: a hint that loads of `stages - 1` turns had better be in flight, in shared memory; 0: no hint.
     """
 
     var: Var
@@ -389,6 +391,7 @@ class For(Stmt):
     body: Body
     unroll: bool = False
     flatten: bool = False
+    stages: int = 0
 
 
 @dataclass(frozen=True, slots=True)

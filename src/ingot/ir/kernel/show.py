@@ -63,8 +63,8 @@ def _stmt(s: k.Stmt, indent: str, lines: list[str]) -> None:
         case k.For():
             t = _shared(indent, lines, s.begin, s.end)
             step = f" step {s.step}" if s.step != 1 else ""
-            unroll = " unroll" if s.unroll else " flatten" if s.flatten else ""
-            lines.append(f"{indent}for {s.var.name} in {t.of(s.begin)}..{t.of(s.end)}{step}{unroll}:")
+            hints = " unroll" * s.unroll + " flatten" * s.flatten + f" stages {s.stages}" * (s.stages > 0)
+            lines.append(f"{indent}for {s.var.name} in {t.of(s.begin)}..{t.of(s.end)}{step}{hints}:")
             _body(s.body, indent + "  ", lines)
         case k.If():
             lines.append(f"{indent}if {_shared(indent, lines, s.cond).of(s.cond)}:")

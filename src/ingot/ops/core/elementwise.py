@@ -29,6 +29,7 @@ class Elementwise(CoreOp):
     arity: ClassVar[int] = 1
     kinds: ClassVar[str] = "f"
     exact: ClassVar[bool] = False  # the reference computes f32 operands in f64
+    work: ClassVar[int] = 1  # ops that it would be if it were written out
     compute: ClassVar[Callable[..., np.ndarray]]  # (self, *arrays)
     rule: ClassVar[Callable[..., Expr]]  # (self, *expressions)
 

@@ -302,3 +302,16 @@ class Gelu(Transcendental):
         for op, xs in super().samples():
             yield op, xs
             yield cls("tanh"), xs
+
+
+@dataclass(frozen=True)
+class GeluDerivative(Transcendental):
+    """Phi(x) + x phi(x), Phi being the normal distribution function and phi its density: the slope of x * Phi(x)."""
+
+    name: ClassVar[str] = "gelu_derivative"
+    fn: ClassVar[str] = "gelu_derivative"
+    work: ClassVar[int] = 9
+
+    def compute(self, x: np.ndarray) -> np.ndarray:
+        density = np.exp(-0.5 * x * x) / sqrt(2 * pi)
+        return 0.5 * (1 + np.asarray(_ERF_UFUNC(x * sqrt(0.5)), np.float64)) + x * density

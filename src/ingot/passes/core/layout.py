@@ -233,12 +233,14 @@ def _convolution(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
 
 
 def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
-    """Ops that support any order use that of their first permuted operand of full rank."""
+    """Ops that support any order use that of their first permuted operand of full rank. A repeated value follows the
+    others: it is the smaller one to transpose."""
     op = n.op
     if not isinstance(op, CoreOp) or len(n.types) != 1:
         return None
     full_rank_inputs = [i for i in n.inputs if i.type.rank and i.type.rank == max(j.type.rank for j in n.inputs)]
-    perms = [w.placed[i][1] for i in full_rank_inputs if w.placed[i][1] != _identity(i.type.rank)]
+    leading = [i for i in full_rank_inputs if not _is_repeated(i)] or full_rank_inputs
+    perms = [w.placed[i][1] for i in leading if w.placed[i][1] != _identity(i.type.rank)]
     if not perms:
         return None
     perm = perms[0]
@@ -248,6 +250,11 @@ def _following(n: Node, w: _Layouts) -> tuple[Node, Perm] | None:
     new, result_perm = permuted
     inputs = [w.get(i, perm) if i.type.rank == len(perm) else w.get(i, _identity(i.type.rank)) for i in n.inputs]
     return new(*inputs, loc=n.loc), result_perm
+
+
+def _is_repeated(n: Node) -> bool:
+    """Whether a value is a smaller one, repeated: a bias of all windows."""
+    return isinstance(n.op, ops.BroadcastInDim) and estimate(n.inputs[0].type.size) < estimate(n.type.size)
 
 
 def explicit_padding(graph: Graph) -> Graph:

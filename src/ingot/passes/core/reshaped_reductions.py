@@ -69,6 +69,11 @@ class _Cut:
             other_parts.append(tuple(parts))
         return None if remaining else _Cut(tuple(sizes), tuple(map(tuple, image_parts)), tuple(other_parts))
 
+    def splits_batch_alone(self) -> bool:
+        """Whether all dimensions of the image but the first are dimensions of the other shape, too: heads of a batch of
+        matrices."""
+        return all(not parts or parts in self.target for parts in self.image[1:])
+
     def parts(self, dims: Sequence[int]) -> list[int]:
         """The parts of some dimensions of `target`."""
         return [a for d in dims for a in self.target[d]]
@@ -144,7 +149,7 @@ def _region(root: Node, users: dict[Node, list[Node]], outputs: set[Node], max_e
     """The region of the reshape `root`; None if it is not supported, or if no reduction is across or within its
     dimensions."""
     cut = _Cut.of(root.inputs[0].shape, root.shape)
-    if cut is None or len(root.inputs[0].shape) < 3:
+    if cut is None or len(root.inputs[0].shape) < 3 or cut.splits_batch_alone():
         return None
     owner = {a: d for d, atoms in enumerate(cut.image) for a in atoms}
     inside, stack, gains, largest = {root}, [root], False, 0

@@ -84,13 +84,13 @@ def outlasts_product(members: Iterable[Node], product: Node, policy: FusionPolic
             elif i not in nodes:
                 nodes[i] = None
                 pending.append(i)
-    work = [n for n in nodes if isinstance(n.op, Elementwise) and not isinstance(n.op, ops.Convert)]
-    if not reads_another or len(work) <= policy.max_costly_epilogue:
+    computed = {n: n.op.work for n in nodes if isinstance(n.op, Elementwise) and not isinstance(n.op, ops.Convert)}
+    if not reads_another or sum(computed.values()) <= policy.max_costly_epilogue:
         return False
     behind = {product}
     for n in topological(nodes, lambda n: [i for i in n.inputs if i in nodes]):
         behind |= {n} if not behind.isdisjoint(n.inputs) else set()
-    return any(n.op.costly and n not in behind for n in work)
+    return any(n.op.costly and n not in behind for n in computed)
 
 
 def gathers_rows(node: Node) -> bool:

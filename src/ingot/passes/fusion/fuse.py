@@ -54,6 +54,7 @@ from ingot.passes.fusion.groups import (
     is_pointwise,
     iteration_box,
     source_of,
+    stored_views,
     widens,
 )
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
@@ -88,6 +89,7 @@ class _Fusion:
         self.root_reasons: dict[Node, str] = {}  # why a node is the root of a group
         self.reasons: dict[Node, str] = {}  # the same, by the groups that were built
         self.tails = anchor_tails(graph, policy)
+        self.stored_views = stored_views(graph)
         self.channels = ChannelImages.of(graph) if policy.loads_channels else ChannelImages()
 
     def run(self) -> Graph:
@@ -158,7 +160,8 @@ class _Fusion:
 
     def _place_free(self, node: Node, groups: list[OpenGroup], needs_memory: bool) -> None:
         only_read_as_memory = node in self.in_memory and node not in self.outputs
-        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes)) or is_strided_view(node)
+        in_place = isinstance(node.op, (*ops.WEIGHT_FORMS, ops.RoundToBytes))
+        in_place |= node not in self.stored_views and is_strided_view(node, self.stored_views)
         in_place = in_place and not self.channels.is_scattered(node)
         if only_read_as_memory and not any(u in self.storage for u in self.users[node]) and in_place:
             self.in_memory.update(node.inputs)

@@ -7,13 +7,13 @@ from dataclasses import field
 from itertools import islice
 
 from ingot import ops
-from ingot.ir.layout import identity_axes
+from ingot.ir.layout import Layout, identity_axes
 from ingot.ir.node import Graph, Input, Node, topological
 from ingot.ir.types import Shape, bf16, f16, f32
 from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.core.shape import View
 from ingot.ops.group import Group
-from ingot.ops.views import base_of
+from ingot.ops.views import BIJECTIVE_VIEWS, base_of, strided_base
 from ingot.support.dataclass import dataclass
 
 Axes = tuple[int | None, ...]  # per dimension: the dimension of the group's box that it follows; None: none (size 1)
@@ -220,3 +220,14 @@ def source_of(node: Node) -> Node:
     while node.op.duplicable and node.inputs:
         node = node.inputs[0]
     return node
+
+
+def stored_views(graph: Graph) -> dict[Node, Layout]:
+    """The views that are stored, as contractions read them or they are outputs, and strides do not express them as
+    views of other stored values; with their layouts."""
+    users, outputs, stored = graph.uses(), set(graph.outputs), dict[Node, Layout]()
+    for n in graph.nodes():
+        is_read = n in outputs or any(map(is_contraction, users.get(n, ())))
+        if is_read and isinstance(n.op, BIJECTIVE_VIEWS) and strided_base(n, stored) is None:
+            stored[n] = Layout.contiguous(n.shape)
+    return stored

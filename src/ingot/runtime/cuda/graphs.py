@@ -42,7 +42,9 @@ from ingot.runtime.cuda.streaming import BoundedWeights
 from ingot.runtime.program import Program
 from ingot.support.errors import DeviceError
 
-MAX_COPIES = 4  # of a graph, each at other addresses: callers that hold results by turns cost no update of nodes
+# copies of a graph, each at other addresses: callers that hold results by turns, and layers that share a program, cost
+# no update of nodes. Of a small graph there may be more, as many as have these nodes together
+MIN_COPIES, MAX_COPIES, MAX_COPIED_NODES = 4, 64, 2048
 
 
 class Graphs:
@@ -56,7 +58,6 @@ class Graphs:
         # what each copy reads and writes, in the order of their last moves: few, so that comparing beats hashing
         self._places_of_copies: dict[int, tuple[int, ...]] = {}
         self._streamed_runs: list[Run] = []  # the runs of launches kernel by kernel
-        self._recent_places = deque[tuple[int, ...]](maxlen=MAX_COPIES)  # the places that copies had before
         self._capture_stream = 0
         self._graph_places: tuple[int, ...] = ()  # the places in the graphs that copies are instantiated from
         self._known: Mapping[str, int] = {}  # the values of symbols, and of the sizes that the run has computed so far
@@ -74,10 +75,11 @@ class Graphs:
         self._fixed = sorted({base for part in collectives for base, _ in part.bases})
         first = self._runs[0] if len(self._runs) == 1 else None
         self._only_segment = first if isinstance(first, Segment) else None  # as most programs have
+        only, self._max_copies = self._only_segment, 1
         # a graph with conditional nodes has one copy, says the driver's reference
-        only = self._only_segment
-        is_plain = only is not None and not any(isinstance(part, Conditional) for part in only.parts)
-        self._max_copies = MAX_COPIES if is_plain else 1
+        if only is not None and not any(isinstance(part, Conditional) for part in only.parts):
+            self._max_copies = min(max(MIN_COPIES, MAX_COPIED_NODES // max(len(only.nodes), 1)), MAX_COPIES)
+        self._recent_places = deque[tuple[int, ...]](maxlen=self._max_copies)  # the places that copies had before
 
     def relaunch(self, places: tuple[int, ...], stream: int) -> bool:
         """Launch the copy that has these addresses, if there is one and the program is a single graph. Returns whether

@@ -12,7 +12,7 @@ from ingot.schedule.gpu.attention.gradients import lower_attention_gradients
 from ingot.schedule.gpu.attention.mask_gradient import lower_attention_mask_gradient
 from ingot.schedule.gpu.attention.paged import lower_paged_attention
 from ingot.schedule.gpu.blocks import drop_narrow_hints
-from ingot.schedule.gpu.contraction.depthwise_gradient import lower_depthwise_gradient
+from ingot.schedule.gpu.contraction.depthwise.gradient import lower_depthwise_gradient
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import await_producers
 from ingot.schedule.gpu.machine import Machine

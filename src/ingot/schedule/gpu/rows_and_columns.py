@@ -31,6 +31,8 @@ from ingot.schedule.lowered import Arg, Lowered
 from ingot.schedule.row_box import Rows, reduces_columns, reduction, reductions_of
 
 PROGRAMS_PER_PROCESSOR = 6
+# with many turns, loads two turns ahead outweigh the copies to shared memory, and fewer programs load as much
+MIN_PREFETCHED_TURNS, PREFETCHING_PROGRAMS_PER_PROCESSOR, PREFETCH_STAGES = 6, 4, 3
 TILE_ELEMENTS = 1024  # fewer than of rows alone: totals need registers, too, and threads add few rows of a tile
 
 
@@ -63,7 +65,7 @@ def _lower_rows(group: Group, rows: Rows, totals: Sequence[Node], machine: Machi
     of the group; and the types of these shares."""
     shape = RowTiles(group, rows, machine, max_elements=TILE_ELEMENTS)
     (height, width), length = shape.tile, product(shape.reduced_shape)
-    turns = max(1, -(-estimate(shape.row_tiles) // (PROGRAMS_PER_PROCESSOR * machine.processors)))
+    turns, stages = _turns(estimate(shape.row_tiles), machine)
     programs = ceildiv(shape.row_tiles, turns)
     types = [TensorType(accumulator(n.inputs[0].dtype), (programs, length)) for n in totals]
     buffers = [Buffer(f"partial{i}", t.dtype, writable=True, align=ALIGNMENT_BYTES) for i, t in enumerate(types)]
@@ -88,7 +90,7 @@ def _lower_rows(group: Group, rows: Rows, totals: Sequence[Node], machine: Machi
 
     begin = top.let(k.mul(CHUNK, integer(turns)), "begin")
     end = top.let(k.binary("min", k.add(begin, integer(turns)), dim_expr(shape.row_tiles)), "end")
-    top.loop("tile", begin, end, 1, add)
+    top.loop("tile", begin, end, 1, add, stages=stages)
     columns = Span.of(top, ZERO, width, length, 1)
     at = top.let(k.add(k.mul(CHUNK, dim_expr(length)), columns.position), "at")
     for buffer, total in zip(buffers, registers, strict=True):
@@ -96,6 +98,14 @@ def _lower_rows(group: Group, rows: Rows, totals: Sequence[Node], machine: Machi
     partials = ((b, Arg("temp", i)) for i, b in enumerate(buffers))
     step = group.step("rows", CHUNK, programs, top, *partials, warps=shape.warps)
     return Lowered((step,), tuple(t.size * t.dtype.nbytes for t in types)), types
+
+
+def _turns(row_tiles: int, machine: Machine) -> tuple[int, int]:
+    """The tiles of a program, and the stages of the loop over them."""
+    prefetched_turns = -(-row_tiles // (PREFETCHING_PROGRAMS_PER_PROCESSOR * machine.processors))
+    if prefetched_turns >= MIN_PREFETCHED_TURNS:
+        return prefetched_turns, PREFETCH_STAGES
+    return max(1, -(-row_tiles // (PROGRAMS_PER_PROCESSOR * machine.processors))), 0
 
 
 def _column_body(body: Graph, totals: Sequence[Node], partials: Sequence[TensorType]) -> Graph:

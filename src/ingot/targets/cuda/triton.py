@@ -191,8 +191,8 @@ class _Writer:
             del self.counters[s.var.name]
             return
         begin, end = self.values(s.begin, s.end)
-        flatten = ", flatten=True" if s.flatten else ""
-        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}{flatten}):")
+        hints = ", flatten=True" * s.flatten + f", num_stages={s.stages}" * (s.stages > 0)
+        self.line(f"for {_name(s.var.name)} in tl.range({begin}, {end}, {s.step}{hints}):")
         self.nested(s.body)
 
     def rounds(self, kernel: k.Kernel, meeting: k.Buffer) -> None:

@@ -37,6 +37,19 @@ def test_a_bias_is_added_before_rounding(name: str, dtype: torch.dtype) -> None:
     assert bool(((got - exact).abs() <= ulp / 2 + 1e-5).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_the_gradient_of_gelu_is_rounded_once(approximate: str, dtype: torch.dtype) -> None:
+    def gradient(g: Tensor, x: Tensor) -> Tensor:
+        return torch.ops.aten.gelu_backward(g, x, approximate=approximate)
+
+    g, x = torch.randn(4096).to(dtype), torch.linspace(-8, 8, 4096).to(dtype)
+    got = run(import_exported(export_module(Function(gradient).eval(), (g, x))), g, x).double()
+    exact = gradient(g.double(), x.double())
+    ulp = torch.finfo(dtype).eps * 2.0 ** torch.floor(torch.log2(exact.abs().clamp(min=2.0**-14)))
+    assert bool(((got - exact).abs() <= ulp / 2 + 1e-6).all())
+
+
 def test_bilinear_of_integers_keeps_their_dtype() -> None:
     a, b, w = (torch.randint(0, 9, s).to(torch.int32) for s in ((3, 4), (3, 5), (2, 4, 5)))
     torch._dynamo.reset()

@@ -86,6 +86,23 @@ def test_kept_images(memory_format: torch.memory_format, dynamic: bool | None) -
         assert ((2, 9, 11, 3) in [n.shape for n in forward.inputs]) == (memory_format is torch.channels_last)
 
 
+def test_kept_rows_of_channels() -> None:
+    """Of an image with its channels last as axes, channels are the last axis, not axis 1."""
+    torch.manual_seed(0)
+    layer, norm = nn.Conv2d(3, 8, 3, padding=1), nn.LayerNorm(8)
+
+    def f(x: Tensor) -> Tensor:
+        return norm(layer(x).permute(0, 2, 3, 1)).sin().permute(0, 3, 1, 2) * 2
+
+    x, spy = torch.randn(2, 3, 9, 11), Spy()
+    leaves = [*layer.parameters(), *norm.parameters()]
+    got = torch.autograd.grad(compile_whole(f, backend=spy.backend)(x).sum(), leaves)
+    for mine, want in zip(got, torch.autograd.grad(f(x).sum(), leaves), strict=True):
+        close(mine, want, 1e-4)
+    shapes = [n.shape for n in spy.models[1].graph.inputs]
+    assert (2, 9, 11, 8) in shapes and (2, 11, 8, 9) not in shapes
+
+
 def test_lines_and_volumes() -> None:
     for layer, x in ((nn.Conv1d(2, 3, 3), torch.randn(2, 2, 7)), (nn.Conv3d(2, 3, 2), torch.randn(2, 2, 3, 4, 5))):
         net = nn.Sequential(layer, nn.Tanh())

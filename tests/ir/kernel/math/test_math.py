@@ -203,6 +203,18 @@ def test_gelu_keeps_the_sign_of_what_vanishes() -> None:
 
 
 @pytest.mark.parametrize(("name", "eps"), [("f32", 2.0**-23), ("f64", 2.0**-52)])
+def test_the_derivative_of_gelu_errs_by_little_of_1(name: str, eps: float) -> None:
+    x = np.linspace(-9, 9, 20001).astype(DTYPES[name].numpy)
+    got = evaluate(k.call("gelu_derivative", k.var("x", DTYPES[name])), {"x": x})
+    wide = x.astype(np.float64)
+    want = [0.5 * math.erfc(-v / math.sqrt(2)) + v * math.exp(-v * v / 2) / math.sqrt(2 * math.pi) for v in wide]
+    assert (np.abs(got - want) <= 2 * eps).all()
+    ends = np.asarray([-np.inf, np.inf, np.nan, -1e30, 1e30], x.dtype)
+    got = evaluate(k.call("gelu_derivative", k.var("x", DTYPES[name])), {"x": ends})
+    np.testing.assert_array_equal(got, [np.nan, np.nan, np.nan, 0, 1])
+
+
+@pytest.mark.parametrize(("name", "eps"), [("f32", 2.0**-23), ("f64", 2.0**-52)])
 def test_gelu_errs_by_little_of_its_operand(name: str, eps: float) -> None:
     x = np.linspace(-9, 9, 20001).astype(DTYPES[name].numpy)
     got = evaluate(k.call("gelu", k.var("x", DTYPES[name])), {"x": x})

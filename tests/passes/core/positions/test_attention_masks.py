@@ -149,3 +149,22 @@ def test_attention_of_training_drops_idle_masks() -> None:
     counts = [len(n.inputs) for n in after.nodes() if isinstance(n.op, ops.AttentionWithSums | ops.AttentionGradients)]
     assert counts == [3, 6]
     same_values(before, after, 1e-6)
+
+
+@pytest.mark.parametrize("batch", [B, 1])
+def test_a_mask_that_all_heads_share_is_computed_once(batch: DimLike) -> None:
+    """A sliding window of transformers: of positions, expanded to samples and heads, beside the causal order."""
+    full = (batch, 2, S, S)
+    q, k, v = (arg(label, batch, 2, S, 4) for label in "qkv")
+    row, col = (
+        ops.broadcast_to(arg(label, *shape, dtype=i64), (batch, 1, S, S))
+        for label, shape in (("row", (1, 1, S, 1)), ("col", (1, 1, 1, S)))
+    )
+    keep = ops.and_(
+        ops.compare("GT", ops.add(col, 3), row),
+        ops.compare("LE", *(ops.Iota(TensorType(i64, (batch, 1, S, S)), d)() for d in (3, 2))),
+    )
+    g = graph(ops.Attention("none", 0.5)(q, k, v, ops.broadcast_to(added(keep), full)))
+    after = simplify(g)
+    assert attention(after).inputs[3].shape == (1, 1, S, S)
+    same_values(g, after, 1e-6, b=2, s=5)

@@ -37,7 +37,7 @@ _aten = torch.ops.aten
 _EMPTY = slice(0)
 # the function by which Inductor's code makes views that autograd takes for base tensors; a private one of torch
 _torch_c: Any = torch._C
-_reinterpret = getattr(_torch_c._dynamo.guards, "_reinterpret_tensor", None)
+reinterpret = getattr(_torch_c._dynamo.guards, "_reinterpret_tensor", None)
 _IMAGE_OPS = frozenset(
     (
         _aten.convolution,
@@ -47,6 +47,7 @@ _IMAGE_OPS = frozenset(
         _aten.avg_pool2d,
     )
 )
+_AXIS_MOVES = frozenset((_aten.permute.default, _aten.transpose.int))  # of images in which channels are no axis 1
 # views in which elements may share memory
 _OVERLAPPING_VIEWS = frozenset((_aten.expand.default, _aten.unfold.default, _aten.as_strided.default))
 
@@ -177,8 +178,8 @@ def cut_results(
     """Reduces `graph` to the results that the model must compute.
 
     kept_slice: positions of results that only a backward graph reads, whose axis order is free. write_count: of
-    the last results, which are new values of inputs. packed: a result, a call of (values, their axis orders). The model
-    computes the values last; as a result it stands for all of them."""
+    the last results, which are new values of inputs. packed: a call of (values, their axis orders), which is a result
+    or has views that are. The model computes the values last, as one of its results."""
     (end,) = graph.find_nodes(op="output")
     results: Sequence[Any] = end.args[0]
     visible_count = len(results) - write_count
@@ -186,7 +187,9 @@ def cut_results(
     visible = {r for i, r in enumerate(results[:visible_count]) if i not in saved and _is_strided(r)}
     returned = {r for r in results[visible_count:] if isinstance(r, fx.Node)}
     sizes = _ViewGraph(graph)
-    nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in sizes.node_of)
+    packed_views = [] if packed is None else _users(packed)
+    given = {*sizes.node_of, *packed_views}
+    nodes = dict.fromkeys(r for r in results if isinstance(r, fx.Node) and r not in given)
     views = {r for r in nodes if _is_strided(r) and _is_replayed(r, visible, returned)}
     visible |= {root_of(r) for r in views}
     computed = dict.fromkeys(root_of(r) if r in views else r for r in nodes if not sizes.has_size(r.meta.get("val")))
@@ -199,6 +202,8 @@ def cut_results(
     orders = [_order(r, exactly=True) if r in visible else saved_order(r, is_image=r in images) for r in computed]
     for r, order in zip(computed, orders, strict=True):
         view_graph.node_of[r] = _as_traced(r, order, view_graph) if r in visible else _permuted(view_graph, r, order)
+    for node in packed_views:
+        view_graph.node_of[node] = view_graph.graph.node_copy(node, view_graph.node_of.__getitem__)
     outputs = [_result(r, view_graph) for r in results]
     members: Any = () if packed is None else packed.args
     if packed is not None:
@@ -209,6 +214,12 @@ def cut_results(
     strides = [_strides(r) if r in images else None for r in results]
     finish = None if outputs == inputs else view_graph.function(outputs)
     return Results(tuple(computed), tuple(orders), tuple(strides), finish, 0 if packed is None else len(members[0]))
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    """What is computed from `node`, except for the graph's results."""
+    users = [user for user in node.users if user.op != "output"]
+    return [n for user in users for n in (user, *_users(user))]
 
 
 def cut_memory(graph: fx.Graph) -> tuple[list[fx.Node], Callable[..., tuple[Any, ...]] | None]:
@@ -322,8 +333,8 @@ def _permuted(view_graph: _ViewGraph, r: fx.Node, order: Order | None) -> fx.Nod
 
 def _with_strides(view_graph: _ViewGraph, value: fx.Node, size: list[Any], stride: list[Any]) -> fx.Node:
     """`value` as a base tensor of other sizes and strides."""
-    if _reinterpret is not None and all(isinstance(n, int) for n in (*size, *stride)):
-        return view_graph.call(_reinterpret, value, tuple(size), tuple(stride))
+    if reinterpret is not None and all(isinstance(n, int) for n in (*size, *stride)):
+        return view_graph.call(reinterpret, value, tuple(size), tuple(stride))
     return view_graph.call(_as_own_strides, _aten.as_strided.default, value, size, stride)
 
 
@@ -416,7 +427,7 @@ def images_of(graph: fx.Graph) -> set[object]:
     """Values with the shape of some operand or result of a convolution, pool or batch norm."""
     images = [n for n in graph.nodes if _is_image(n.meta.get("val"))]
     layers = [n for n in graph.nodes if getattr(n.target, "overloadpacket", None) in _IMAGE_OPS]
-    near = {n for layer in layers for n in (layer, layer.args[0], *layer.users)}
+    near = {n for layer in layers for n in (layer, layer.args[0], *layer.users) if n.target not in _AXIS_MOVES}
     shapes = {n.meta["val"].shape for n in images if n in near}
     return {n for n in images if n.op != "placeholder" and n.meta["val"].shape in shapes}
 

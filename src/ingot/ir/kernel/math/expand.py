@@ -19,7 +19,7 @@ from ingot.ir.kernel.rewrite import Rewriter
 EXPANSIONS: Mapping[str, Callable[..., Expr]] = {
     **{f.__name__: f for f in (
         exponential.exp, exponential.exp_decay, exponential.expm1, exponential.logistic, exponential.tanh,
-        exponential.erf, exponential.gelu, exponential.sinh, exponential.cosh,
+        exponential.erf, exponential.gelu, exponential.gelu_derivative, exponential.sinh, exponential.cosh,
         logarithm.log, logarithm.log1p, logarithm.log1p_unit, logarithm.asinh, logarithm.acosh, logarithm.atanh,
         trigonometry.sin, trigonometry.cos, trigonometry.tan, trigonometry.asin, trigonometry.acos, trigonometry.atan,
         trigonometry.atan2, power.pow, power.cbrt,

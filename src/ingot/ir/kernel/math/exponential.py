@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import log
+from collections.abc import Sequence
+from math import log, pi
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Expr
@@ -174,12 +175,32 @@ def gelu(x: Expr, narrow: bool = False) -> Expr:
     if x.dtype == f64:
         return k.mul(scaled_by(x, 0.5), plus(erf(scaled_by(x, 0.5**0.5)), 1.0))
     a = absolute(x)
-    p = polynomial(a, c.GELU_BF16 if narrow else c.GELU_F32)
-    for _ in range(4 if narrow else 2):
-        p = k.mul(p, p)
+    p = _power_of_polynomial(a, c.GELU_BF16, 16) if narrow else _power_of_polynomial(a, c.GELU_F32, 4)
     # not max(x, 0): -inf is to give NaN, and other negative numbers -0
     positive = k.mul(x, k.select(is_above(x, 0.0), lit(1.0, x), lit(0.0, x)))
     return k.select(is_below(a, 5.8), k.fma(negated(p), a, positive), positive)
+
+
+def gelu_derivative(x: Expr) -> Expr:
+    """P(x) + x P'(x), with P as in `gelu`: P(x) is P(-|x|), or 1 minus that for x > 0. NaN at infinities, as x P' is.
+    Its error is relative to 1, as it has a zero at -0.75."""
+    square = scaled_by(k.mul(x, x), -0.5)
+    if x.dtype == f64:
+        p, power = scaled_by(plus(erf(scaled_by(x, 0.5**0.5)), 1.0), 0.5), exp(square, nonpositive=True)
+    else:
+        a = absolute(x)
+        tail = k.select(is_below(a, 5.8), _power_of_polynomial(a, c.GELU_F32, 4), lit(0.0, x))
+        p = k.select(is_above(x, 0.0), plus(negated(tail), 1.0), tail)
+        power = exp_decay(square)
+    return k.fma(x, scaled_by(power, (2 * pi) ** -0.5), p)
+
+
+def _power_of_polynomial(x: Expr, coefficients: Sequence[float], power: int) -> Expr:
+    """A power, of two, of a polynomial."""
+    p = polynomial(x, coefficients)
+    while power > 1:
+        p, power = k.mul(p, p), power // 2
+    return p
 
 
 def sinh(x: Expr) -> Expr:

@@ -4,6 +4,7 @@ attention(q, k, v, select(row >= col, 0, -inf))          ->   attention{causal}(
 attention(q, k, v, select(row >= col and p, 0, -inf))    ->   attention{causal}(q, k, v, p)
 attention(q, k, v, select(row >= col, 0, -inf) + m)      ->   attention{causal}(q, k, v, m)
 attention(q, k, v, 0)                                    ->   attention(q, k, v)
+attention(q, k, v, f(broadcast(a), broadcast(b)))        ->   attention(q, k, v, f(a, b)), of one head and sample
 
 The same for attention whose gradients are taken, and for its gradients.
 """
@@ -20,7 +21,8 @@ from ingot import ops
 from ingot.ir.dims import DimLike, is_at_most
 from ingot.ir.node import Node, splat_of
 from ingot.ir.rewrite import Result, Rule, RuleSet, rules
-from ingot.ir.types import bf16, boolean, f16, f32
+from ingot.ir.types import TensorType, bf16, boolean, f16, f32
+from ingot.ops.core.elementwise import Elementwise
 from ingot.passes.constants import interval
 from ingot.passes.core.positions.affine import Affine
 from ingot.passes.core.positions.rules import Positions
@@ -35,7 +37,8 @@ _ATTENTION = ops.Attention, ops.AttentionWithSums, ops.AttentionGradients
 def mask_rules(positions: Positions) -> RuleSet:
     """The rules of this module, given the analysis of positions."""
     idle = (Rule("idle-mask", op, _idle) for op in _ATTENTION)
-    return rules(*idle, *(Rule("causal-mask", op, lambda n: _causal(n, positions)) for op in _ATTENTION))
+    shared = (Rule("shared-mask", op, _shared) for op in _ATTENTION)
+    return rules(*idle, *shared, *(Rule("causal-mask", op, lambda n: _causal(n, positions)) for op in _ATTENTION))
 
 
 def _idle(n: Node) -> Result | None:
@@ -48,6 +51,48 @@ def _idle(n: Node) -> Result | None:
         return None
     (at,) = n.op.mask(range(len(n.inputs)))
     return _result(n.op(*n.inputs[:at], *n.inputs[at + 1 :], loc=n.loc))
+
+
+def _shared(n: Node) -> Result | None:
+    """A mask that is computed for each head or sample, all alike, is computed once: attention broadcasts it."""
+    assert isinstance(n.op, _ATTENTION)
+    for mask, at in zip(n.op.mask(n.inputs), n.op.mask(range(len(n.inputs))), strict=True):
+        axes = {d for d in range(mask.type.rank - 2) if mask.shape[d] != 1}
+        if isinstance(mask.op, Elementwise) and (axes := axes & _constant_axes(mask)):
+            return _result(n.op(*n.inputs[:at], _at_first(mask, axes), *n.inputs[at + 1 :], loc=n.loc))
+    return None
+
+
+def _constant_axes(x: Node) -> set[int]:
+    """The axes along which all elements of a computed value are the same, by its ops."""
+    axes = range(x.type.rank)
+    if splat_of(x) is not None:
+        return {*axes}
+    if isinstance(x.op, Elementwise):
+        return set[int].intersection(*map(_constant_axes, x.inputs))
+    if isinstance(x.op, ops.BroadcastInDim):
+        inner = _constant_axes(x.inputs[0])
+        return {*axes} - {d for i, d in enumerate(x.op.dims) if i not in inner}
+    if isinstance(x.op, ops.Iota):
+        return {*axes} - {x.op.dimension}
+    return {d for d in axes if x.shape[d] == 1}
+
+
+def _at_first(x: Node, axes: set[int]) -> Node:
+    """`x`, which is constant along `axes`, with sizes of 1 there."""
+    shape = tuple(1 if d in axes else size for d, size in enumerate(x.shape))
+    if shape == x.shape:
+        return x
+    if (value := splat_of(x)) is not None:
+        return ops.full(shape, value.item(), x.dtype)
+    if isinstance(x.op, Elementwise):
+        return x.op(*(_at_first(i, axes) for i in x.inputs), loc=x.loc)
+    if isinstance(x.op, ops.BroadcastInDim):
+        return ops.BroadcastInDim(shape, x.op.dims)(
+            _at_first(x.inputs[0], {i for i, d in enumerate(x.op.dims) if d in axes})
+        )
+    assert isinstance(x.op, ops.Iota)
+    return ops.Iota(TensorType(x.dtype, shape), x.op.dimension)()
 
 
 def _causal(n: Node, positions: Positions) -> Result | None:

@@ -22,16 +22,14 @@ from ingot.ir.kernel import Buffer, Expr, ReleaseConsumers, Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import bf16
-from ingot.ops import Dequantize
 from ingot.ops.core.base import is_contraction
 from ingot.schedule import index as ix
 from ingot.schedule.axes import Axis, merge_axes
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Site, Tiling
-from ingot.schedule.dimension_numbers import Loops, loops_of, reduction_in_memory_order, rows_in_memory_order
+from ingot.schedule.dimension_numbers import Loops, loops_of
 from ingot.schedule.folds import accumulator_of
 from ingot.schedule.gpu.blocks import (
-    ALIGNMENT_BYTES,
     Group,
     all_of,
     constant_tile,
@@ -39,41 +37,27 @@ from ingot.schedule.gpu.blocks import (
     pieces_of,
     read_at,
     register,
-    repack,
     tile_index,
 )
-from ingot.schedule.gpu.contraction.boxes import Box, Boxes, boxes_of, limbs_of, limbs_step, sums_of_limbs
+from ingot.schedule.gpu.contraction.boxes import Box, Boxes, limbs_of, limbs_step, sums_of_limbs
 from ingot.schedule.gpu.contraction.column_sums import ColumnSums, TilePlace
-from ingot.schedule.gpu.contraction.columns import (
-    columns_step,
-    copy_bytes,
-    needs_column_copy,
-    needs_term_copy,
-    strided_terms,
-)
-from ingot.schedule.gpu.contraction.depthwise import is_depthwise, lower_depthwise
-from ingot.schedule.gpu.contraction.levels.packed import Levels, levels_of, step_of_levels
+from ingot.schedule.gpu.contraction.columns import strided_terms
+from ingot.schedule.gpu.contraction.depthwise.product import is_depthwise, lower_depthwise
+from ingot.schedule.gpu.contraction.levels.packed import step_of_levels
 from ingot.schedule.gpu.contraction.levels.tile import TileOfLevels
-from ingot.schedule.gpu.contraction.levels.widened import MIN_ROWS as MIN_WIDENED_ROWS
-from ingot.schedule.gpu.contraction.levels.widened import widened_step
 from ingot.schedule.gpu.contraction.limbs import LIMBS
 from ingot.schedule.gpu.contraction.open_rows import lower_open_rows
 from ingot.schedule.gpu.contraction.operand_types import Multiplied
-from ingot.schedule.gpu.contraction.reduction import (
-    TermBlocks,
-    has_other_users,
-    packed_loops,
-    reduction_offsets,
-)
+from ingot.schedule.gpu.contraction.operands import Operand, Operands, Source
+from ingot.schedule.gpu.contraction.reduction import TermBlocks, reduction_offsets
 from ingot.schedule.gpu.contraction.single_row import has_single_row, lower_single_row
 from ingot.schedule.gpu.contraction.sums import WHOLE, Lines, ResultTile, SplitSums, WorkItem, part_length
 from ingot.schedule.gpu.contraction.tiles import Extent, Place, piece_starts, tile_of_program, vectors_first
 from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, product_site
-from ingot.schedule.group_io import operand_memory
 from ingot.schedule.index import ZERO, dim_expr, integer
-from ingot.schedule.lowered import Arg, Lowered, Pack, Step
+from ingot.schedule.lowered import Arg, Lowered, Step
 from ingot.support.dataclass import dataclass
 
 MAX_JOINED_ELEMENTS = 4 * 64 * 64  # of the parts of a tile that the last of its programs adds
@@ -97,22 +81,6 @@ def lower_contraction(
     return lower_open_rows(rows, lambda: _Product.of(body, ins, outs, constant, anchor, machine).lower(machine))
 
 
-@dataclass(frozen=True)
-class _Operand:
-    """The buffer of an operand, and its offset there in elements."""
-
-    buffer: Buffer
-    offset: DimLike
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """B in memory of the group: the kernel that writes it, and its argument, behind the sums of parts."""
-
-    step: Step
-    result: Arg
-
-
 def tiles_of(t: Tiling) -> tuple[Tile, ...]:
     """The tiles of values that the tile of a program consists of: pieces of its rows by pieces of its columns."""
     return tuple(product_of(pieces_of(t.rows), pieces_of(t.columns)))
@@ -126,18 +94,13 @@ _TermOffsets: TypeAlias = "Callable[[Block, Expr, int, int], tuple[Expr, Expr | 
 class _Product:
     group: Group
     anchor: Node
-    a: _Operand
-    b: _Operand
-    loops: Loops
+    a: Operand
+    b: Source
     tiling: Tiling
     site: Site
     multiplied: Multiplied
-    packs: tuple[Pack, ...] = ()
-    packed: tuple[tuple[Buffer, Arg], ...] = ()
-    levels: Levels | None = None
-    boxes: Boxes | None = None  # None: the tiling copies by addresses
-    copy: _Copy | None = None
-    matrices: Boxes | None = None  # of f32, of whose limbs `boxes` are
+    boxes: Boxes | None  # None: the tiling copies by addresses
+    matrices: Boxes | None  # of f32, of whose limbs `boxes` are
 
     @staticmethod
     def of(
@@ -149,103 +112,27 @@ class _Product:
         machine: Machine,
     ) -> _Product:
         group = Group.of(body, ins, outs)
-        operands = group.operands
-        x, y = anchor.inputs
-        of_levels = isinstance(y.op, Dequantize)
-        operands_in_memory = x, y.inputs[0] if of_levels else y
-        (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, n, ins) for n in operands_in_memory)
-        loops = rows_in_memory_order(loops_of(anchor, a_layout, b_layout))
-        loops = loops if of_levels else reduction_in_memory_order(loops)
-        extents = [product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch)]
-        m, n, depth, batch = extents
-        pack, axes = None, (*loops.batch, *loops.reduce, *loops.cols)
-        multiplied = Multiplied.of(anchor, machine, (m, n, depth))
-        dtypes = multiplied.dtypes
-        dtype = dtypes[0] if dtypes else x.dtype
-        if multiplied.needs_contiguous_terms:
-            axes = (*loops.batch, *loops.cols, *loops.reduce)
-        if constant[b_at] and not of_levels:
-            pack = repack(axes, b_at, b_layout.offset, operands_in_memory[1].dtype)
-        packed_levels = levels_of(body, anchor, ins, operands.ins, a_layout, loops) if of_levels else None
-        is_widened = of_levels and dtypes is not None and dtype.bits == 16 and estimate(m) >= MIN_WIDENED_ROWS
-        a, b = _Operand(operands.ins[a_at], a_layout.offset), _Operand(operands.ins[b_at], b_layout.offset)
-        boxes, matrices = None, None
-        if multiplied.bf16x6 and machine.has_box_copies:
-            b_source = (0, Arg("pack", 0)) if pack else (b.offset, Arg("in", b_at))
-            packed = packed_loops(loops, axes) if pack else loops
-            matrices = boxes_of(packed, multiplied, (a.offset, Arg("in", a_at)), b_source, is_aligned=False)
-        needs_copy = is_widened or (
-            pack is None
-            and matrices is None
-            and packed_levels is None
-            and dtypes is not None
-            and (
-                needs_term_copy(loops, b.offset)
-                if multiplied.tf32 and multiplied.needs_contiguous_terms
-                else needs_column_copy(loops, b.offset, y.dtype, multiplied.by_tensor_cores)
-            )
-        )
-        read_loops = packed_loops(loops, axes) if pack or needs_copy else loops
-        is_of_operands = dtypes == (x.dtype, y.dtype) and (packed_levels is None or is_widened)
-        if machine.has_box_copies and multiplied.by_tensor_cores and is_of_operands:
-            b_copy = (0, Arg("pack" if pack else "temp", 0))
-            b_source = b_copy if pack or needs_copy else (b.offset, Arg("in", b_at))
-            boxes = boxes_of(read_loops, multiplied, (a.offset, Arg("in", a_at)), b_source)
-        fixed_step, packed_halves = 0, 1
-        if packed_levels is not None and not is_widened:
-            levels = packed_levels.levels
-            fixed_step, packed_halves = step_of_levels(levels, dtype, estimate(m)), 16 // levels.bits
-        products = LIMBS * (LIMBS + 1) // 2 if matrices else 1
-        costly_ops = sum(n.op.costly for n in body.nodes())
-        others = [n for n in (*body.inputs, *body.outputs) if n not in operands_in_memory]
-        epilogue_bytes = sum(n.dtype.nbytes for n in others if n.types[0].size == anchor.types[0].size)
-        shape = ProductShape(
-            m, n, products * depth, batch, bf16 if matrices else dtype, fixed_step=fixed_step,
-            packed_halves=packed_halves, allows_boxes=boxes is not None or matrices is not None,
-            is_a_transposed=boxes is not None and boxes[0].is_transposed, costly_ops=costly_ops,
-            epilogue_bytes=epilogue_bytes, tf32=multiplied.tf32, bf16x6=multiplied.bf16x6,
-            has_strided_terms=multiplied.needs_contiguous_terms and any(strided_terms(read_loops)),
-        )  # fmt: skip
-        site = product_site(body, (anchor,), loops, shape, machine, packed=pack is not None or needs_copy)
+        operands = Operands.of(body, ins, constant, anchor, group.operands.ins, machine)
+        multiplied, matrices = operands.multiplied, operands.matrices
+        is_packed = operands.pack is not None or operands.is_copied
+        shape = _shape_of(body, anchor, operands, machine)
+        site = product_site(body, (anchor,), operands.loops, shape, machine, packed=is_packed)
         tiling = decided(site, machine, Tiling)
-        boxes = boxes if tiling.boxes else None
+        first = 0 if tiling.parts == 1 else len(tiles_of(tiling))  # of the temporaries behind those of parts
+        boxes = operands.boxes(machine, Arg("temp", first)) if tiling.boxes else None
         if matrices is not None:
-            first = 0 if tiling.parts == 1 else len(tiles_of(tiling))
+            depth = product(x.extent for x in operands.loops.reduce)
             terms = estimate(part_length(depth, tiling.depth, tiling.parts)) * tiling.parts
             boxes = limbs_of(matrices, terms, (Arg("temp", first), Arg("temp", first + 1)))
-        if packed_levels is not None:
-            for index in packed_levels.unread:
-                group = group.without(index)
-        if packed_levels is not None and not is_widened:
-            b = _Operand(packed_levels.levels.buffer, 0)
-            loops = packed_loops(loops, (*loops.reduce, *loops.cols))
-            return _Product(
-                group, anchor, a, b, loops, tiling, site, multiplied, packed_levels.packs, packed_levels.arguments(),
-                packed_levels.levels,
-            )  # fmt: skip
-        if pack is None and not needs_copy:
-            return _Product(group, anchor, a, b, loops, tiling, site, multiplied, boxes=boxes, matrices=matrices)
-        if packed_levels is None and not has_other_users(body, body.inputs[b_at], anchor):
-            group = group.without(b_at)
-        source_loops, loops = loops, packed_loops(loops, axes)
-        if pack is None:
-            result = Arg("temp", 0 if tiling.parts == 1 else len(tiles_of(tiling)))
-            if packed_levels is not None:
-                args = dict(packed_levels.arguments())
-                args = {b: args.get(b) or Arg("in", operands.ins.index(b)) for b in packed_levels.levels.sources}
-                copy_step = widened_step(packed_levels.levels, loops, y.dtype, args, result)
-            else:
-                copy_step = columns_step(source_loops, loops, b.buffer, b.offset, (Arg("in", b_at), result))
-            boxes = boxes and (boxes[0], replace(boxes[1], arg=result))
-            packs = packed_levels.packs if packed_levels is not None else ()
-            b, copy = _Operand(Buffer("b", y.dtype, align=ALIGNMENT_BYTES), 0), _Copy(copy_step, result)
-            return _Product(group, anchor, a, b, loops, tiling, site, multiplied, packs, boxes=boxes, copy=copy)
-        buffer = Buffer("b", pack.dtype, align=ALIGNMENT_BYTES)
-        b = _Operand(buffer, 0)
-        packed = () if boxes is not None and not multiplied.bf16x6 else ((buffer, Arg("pack", 0)),)
-        return _Product(
-            group, anchor, a, b, loops, tiling, site, multiplied, (pack,), packed, boxes=boxes, matrices=matrices
-        )
+        by_boxes = boxes is not None and not multiplied.bf16x6
+        b = operands.source(body, anchor, group, Arg("temp", first), by_boxes=by_boxes)
+        for at in b.unread:
+            group = group.without(at)
+        return _Product(group, anchor, operands.a, b, tiling, site, multiplied, boxes, matrices)
+
+    @property
+    def loops(self) -> Loops:
+        return self.b.loops
 
     def lower(self, machine: Machine) -> Lowered:
         loops, t = self.loops, self.tiling
@@ -254,7 +141,7 @@ class _Product:
         extra: list[tuple[Buffer, Arg]]
         tiles, whole_tiles = batches * ceildiv(m, t.rows) * ceildiv(n, t.columns), t.waves * machine.processors
         sums = SplitSums(self.group, (self.anchor,), tiles_of(self.tiling), tiles, t.parts, whole_tiles)
-        temps = (*sums.temps, *(() if self.copy is None else (copy_bytes(loops, self.b.buffer.dtype),)))
+        temps = (*sums.temps, *(() if self.b.copy is None else (self.b.copy.nbytes,)))
         temps = (*temps, *(box.nbytes for box in self.boxes or () if self.matrices))
         column_sums = ColumnSums.of(self.group, self.anchor, m, n, piece_starts(t.rows), len(temps))
         is_large = t.parts * t.rows * t.columns > MAX_JOINED_ELEMENTS
@@ -276,9 +163,8 @@ class _Product:
         copy_steps, fold_steps = tuple[Step, ...](), tuple[Step, ...]()
         if self.matrices and self.boxes:
             copy_steps = tuple(limbs_step(*pair) for pair in zip(self.matrices, self.boxes, strict=True))
-        if self.copy is not None:
-            copy_steps = (self.copy.step,)
-            extra = extra if self.boxes and not self.multiplied.bf16x6 else [*extra, (self.b.buffer, self.copy.result)]
+        if self.b.copy is not None:
+            copy_steps = (self.b.copy.step,)
         if column_sums is not None:
             extra, fold_steps = [*extra, *column_sums.params], column_sums.fold_steps()
             temps = (*temps, *column_sums.temps)
@@ -286,7 +172,7 @@ class _Product:
         joined = sums.joined(
             machine, lambda block, tile, lines: self._results(self._extent(block, self._place(block, tile), lines))
         )
-        return Lowered((*copy_steps, step, *joined, *fold_steps), temps, self.packs, self.site, sums.zeros)
+        return Lowered((*copy_steps, step, *joined, *fold_steps), temps, self.b.packs, self.site, sums.zeros)
 
     def _compute(
         self, block: Block, sums: SplitSums, work: WorkItem, *, releases: bool = False
@@ -311,7 +197,7 @@ class _Product:
         sums_args = sums.finish(block, values, self._results(extent, place), work)
         if not self.tiling.persistent:  # else registers would hold them for a turn
             block.stmts = vectors_first(block.stmts)
-        return [*self.packed, *box_args, *sums_args]
+        return [*self.b.params, *box_args, *sums_args]
 
     def _place(self, block: Block, tile: Expr) -> Place:
         """Where a tile is, in bands of row tiles; row tiles vary fastest."""
@@ -361,7 +247,7 @@ class _Product:
         ((rows, _),), ((columns, column_mask),) = extent.rows, extent.columns
         row_axes, row_mask = loops.rows, None
         # vectors along rows: positions that wrap around are not known to be contiguous
-        if self.levels is None and self._row_axes[-1].a == 1:
+        if self.b.levels is None and self._row_axes[-1].a == 1:
             row_axes = self._row_axes
             rows, row_mask = tile_index(top, place.row, t.rows, tuple(x.extent for x in row_axes), 0)
         a_base = ix.add(dim_expr(self.a.offset), offset_of(batch, [x.a for x in loops.batch]))
@@ -369,8 +255,8 @@ class _Product:
         a_rows = top.let(ix.add(a_base, offset_of(rows, [x.a for x in row_axes])), "a")
         b_columns = top.let(ix.add(b_base, offset_of(columns, [x.b for x in loops.cols])), "b")
         axes = merge_axes(tuple(Axis(x.extent, x.a, x.b) for x in loops.reduce))
-        if self.levels is not None:
-            tile = TileOfLevels(self.levels, loops, t.depth, columns, column_mask)
+        if self.b.levels is not None:
+            tile = TileOfLevels(self.b.levels, loops, t.depth, columns, column_mask)
             part = work.k_range(top, t.parts, product(x.extent for x in axes), t.depth)
             terms_dtype = (self.multiplied.dtypes or (self.anchor.inputs[0].dtype,))[0]
             return tile.sums(top, self._zeros(top, (t.rows, t.columns)), (self.a.buffer, a_rows), part, terms_dtype)
@@ -482,6 +368,30 @@ class _Product:
 
         top.loop("k", begin, end, step, k_step, multiple=step)
         return [k.load(acc, ZERO) for acc in accumulators]
+
+
+def _shape_of(body: Graph, anchor: Node, operands: Operands, machine: Machine) -> ProductShape:
+    """What the tiling of the product depends on."""
+    loops, multiplied, matrices = operands.loops, operands.multiplied, operands.matrices
+    extents = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce, loops.batch))
+    rows, columns, terms, batch = extents
+    dtype = multiplied.dtypes[0] if multiplied.dtypes else anchor.inputs[0].dtype
+    boxes = operands.boxes(machine)
+    levels, fixed_step, packed_halves = operands.levels, 0, 1
+    if levels is not None:
+        fixed_step, packed_halves = step_of_levels(levels, dtype, estimate(rows)), 16 // levels.bits
+    products = LIMBS * (LIMBS + 1) // 2 if matrices else 1
+    read = {body.inputs[operands.a.at], body.inputs[operands.b.at]}
+    others = [n for n in (*body.inputs, *body.outputs) if n not in read]
+    return ProductShape(
+        rows, columns, products * terms, batch, bf16 if matrices else dtype, fixed_step=fixed_step,
+        packed_halves=packed_halves, allows_boxes=boxes is not None or matrices is not None,
+        is_a_transposed=boxes is not None and boxes[0].is_transposed,
+        costly_ops=sum(n.op.costly for n in body.nodes()),
+        epilogue_bytes=sum(n.dtype.nbytes for n in others if n.types[0].size == anchor.types[0].size),
+        tf32=multiplied.tf32, bf16x6=multiplied.bf16x6,
+        has_strided_terms=multiplied.needs_contiguous_terms and any(strided_terms(operands.read_loops)),
+    )  # fmt: skip
 
 
 __all__ = ["lower_contraction"]

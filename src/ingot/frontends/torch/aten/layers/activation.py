@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ingot import ops
+from ingot.autodiff import pullback
 from ingot.frontends.shared.composites.movement import cut
 from ingot.frontends.torch.aten.algebra.linalg import scaled
 from ingot.frontends.torch.aten.create import filled
@@ -41,6 +42,12 @@ def relu6(c: Context, x: Node) -> Node:
 @aten("gelu.default")
 def gelu(c: Context, x: Node, *, approximate: str = "none") -> Node:
     return ops.Gelu(approximate)(x)
+
+
+@aten("gelu_backward.default")
+@in_f32
+def gelu_backward(c: Context, grad_output: Node, x: Node, *, approximate: str = "none") -> Node:
+    return pullback(ops.Gelu(approximate), x, grad_output)
 
 
 @aten("hardsigmoid.default")

@@ -40,7 +40,7 @@ from ingot.schedule.gpu.blocks import (
     store_tile,
     write,
 )
-from ingot.schedule.gpu.contraction.depthwise import default_run
+from ingot.schedule.gpu.contraction.depthwise.product import default_run
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.group_io import bind_result, operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
