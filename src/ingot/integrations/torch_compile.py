@@ -294,23 +294,18 @@ class _Specialized:
         self._lock = threading.Lock()  # of the constants and the programs
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
-        # calls that need the addresses of tensors alone
-        self._may_repeat = not self._sizes and not fixed
+        # while constants stay, for calls that need the addresses of tensors alone
         self._repeated: RepeatedCall | None = None
 
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
             args = [*args, *self._memory(*args)]
-        if self._repeated is not None and not is_reporting():
-            result = self._repeated(args)
-            if result is not None:
-                return self._finished(args, result)
+        if self._repeated is not None and (result := self._repeat(args)) is not None:
+            return self._finished(args, result)
         with self._lock:  # a call of another thread, with another model, has constants of its own
-            if self._constants.positions:
-                self._update_constants(args)
+            self._update_constants(args)
             numbers = self._as_numbers(args) if self._sizes else ()
-            found = self._runs.get(numbers)
-            run, mask = self._specialized(numbers, args) if found is None else found
+            run, mask = chosen = self._runs.get(numbers) or self._specialized(numbers, args)
             orders, in_place = self._orders, self._in_place
         inputs = args
         if orders:
@@ -321,11 +316,20 @@ class _Specialized:
             inputs = [*inputs, args[self._packed.position]]
         report_program(run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
-        if self._may_repeat and isinstance(run, CompiledModel | _CallOverState):
+        if not self._sizes and isinstance(run, CompiledModel | _CallOverState):
             read = [*compress(range(len(args)), mask)] if mask is not None else [*range(len(args))]
             read += [] if self._packed is None else [self._packed.position]
-            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place)
+            repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place)
+            with self._lock:  # unless there are other constants by now
+                self._repeated = repeated if self._runs.get(numbers) is chosen else None
         return self._finished(args, result)
+
+    def _repeat(self, args: list[Any]) -> Sequence[Any] | None:
+        """The program's results for tensors like the last call's; None for others, and where constants have changed."""
+        with self._lock:
+            self._update_constants(args)
+            repeated = self._repeated
+        return None if repeated is None or is_reporting() else repeated(args)
 
     def _finished(self, args: list[Any], result: Sequence[Any]) -> Any:
         """The graph's results from those of the program."""
@@ -342,8 +346,9 @@ class _Specialized:
     def _update_constants(self, args: Sequence[Any]) -> None:
         """Drop the programs if a constant has changed; an input that is no constant any more gets its axis order."""
         before = self._constants.tensors.keys()
-        if self._constants.changed(args):
+        if self._constants.positions and self._constants.changed(args):
             self._runs.clear()
+            self._repeated = None
             freed = before - self._constants.tensors.keys()
             self._orders = self._orders | {i: order for i in freed if (order := order_of(args[i]))}
 
@@ -390,8 +395,8 @@ class _Specialized:
             return self._specialized(numbers, args)
         excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._in_place}
         mask = [i not in excluded for i in range(len(args))] if excluded else None
-        self._runs[numbers] = call, mask
-        return call, mask
+        chosen = self._runs[numbers] = call, mask
+        return chosen
 
 
 def _is_compile(compile_model: Compile) -> bool:

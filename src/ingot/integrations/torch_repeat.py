@@ -29,15 +29,13 @@ _Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """guard: whether tensors are like the last call's. inputs, state, versioned: those of a call's values that the
-    program reads, that it writes in place, and that it writes and that have versions. results: of the call's values and
-    those that the program allocates, its results."""
+    """guard: whether tensors are like the last call's. inputs, state: those of a call's values that the program reads,
+    and that it writes in place. results: of the call's values and those that the program allocates, its results."""
 
     run: Repeated
     guard: Callable[..., bool]
     inputs: _Pick
     state: _Pick | None
-    versioned: _Pick
     results: _Pick
 
     @classmethod
@@ -61,8 +59,7 @@ class RepeatedCall:
         written = {number: i for i, number in in_place.items()}
         allocated = itertools.count(len(args))
         places = [written[n] if n in written else next(allocated) for n in range(len(results))]
-        versioned = _pick([i for i in in_place if not args[i].is_inference()])
-        return cls(run, guard, _pick(inputs), _pick([*in_place]) if in_place else None, versioned, _pick(places))
+        return cls(run, guard, _pick(inputs), _pick([*in_place]) if in_place else None, _pick(places))
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """The program's results; None if the tensors may be unlike the last call's."""
@@ -80,7 +77,8 @@ class RepeatedCall:
         if reduce(operator.or_, state) % ALIGN_BYTES:
             return None
         allocated = self.run([*self.inputs(pointers)], state)
-        increment_version(self.versioned(args))  # torch, and programs with constant parameters, detect changes by them
+        # torch, and programs with constant parameters, detect changes by versions; inference tensors have none
+        increment_version(self.state(args))
         return self.results([*args, *allocated])
 
 
