@@ -88,7 +88,7 @@ POLICY = FusionPolicy(
     computes_rows=False, pools_images=False, min_scattered_elements=sys.maxsize, max_column_bytes=sys.maxsize,
     max_single_row=MAX_ROW_ELEMENTS, computes_updates=True, joins_row_results=True,
     joins_epilogues=True, widens_values=True, repeats_vectors=True, max_paths=16, max_copies=8, max_repeated=12,
-    max_costly_epilogue=8, min_costly_epilogue_elements=1 << 19,
+    max_costly_epilogue=8, min_costly_epilogue_elements=1 << 19, computes_padded_rows=True,
 )  # fmt: skip
 KEPT_OPS: frozenset[type[Op]] = frozenset(
     {*_ATTENTION, PagedAttention, Dequantize, DequantizeBlocks, KernelGradient, LSTM, GRU, RNN}

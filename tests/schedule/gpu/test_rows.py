@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -110,6 +111,25 @@ def test_tiles_and_parts(shape: Shape, reduced: tuple[int, ...], tile: tuple[int
     assert rows is not None
     result = RowTiles(Group.of(graph, (Layout.contiguous(shape),), ()), rows, H100)
     assert (result.tile, result.suggested_parts) == (tile, parts)
+
+
+@pytest.mark.parametrize(("shape", "operands", "tile", "warps"), [
+    ((6304, 384), 1, (2, 512), 1), ((2048, 768), 3, (1, 1024), 1), ((4, 1024), 3, (1, 1024), 1),
+    ((2048, 768), 4, (4, 1024), 8), ((6304, 256), 1, (16, 256), 8), ((2048, 1025), 1, (2, 2048), 8),
+])  # fmt: skip
+def test_a_warp_holds_rows(shape: tuple[int, int], operands: int, tile: tuple[int, int], warps: int) -> None:
+    """If they are neither short nor too many for its registers."""
+    inputs = tuple(Input(f"x{n}", TensorType(f32, shape))() for n in range(operands))
+    graph = Graph(inputs, (ops.Reduce("sum", (1,))(reduce(ops.mul, inputs)),))
+    rows = rows_of(graph)
+    assert rows is not None
+    result = RowTiles(Group.of(graph, (Layout.contiguous(shape),) * operands, ()), rows, H100)
+    assert (result.tile, result.warps) == (tile, warps)
+    arrays = [floats(5, shape[1]) for _ in inputs]
+    arrays[0][3, -1] = np.nan
+    small = tuple(Input(f"x{n}", TensorType(f32, a.shape))() for n, a in enumerate(arrays))
+    (got,) = run_checked(Graph(small, (ops.Reduce("sum", (1,))(reduce(ops.mul, small)),)), arrays, TARGET)
+    np.testing.assert_allclose(got, np.prod(arrays, 0).sum(1), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize(("shape", "kernels"), [((3, 50), 1), ((150, 9000), 1), ((2, 40000), 3)])

@@ -43,6 +43,8 @@ class FusionPolicy:
         element that reads them, as a kernel of its own costs more.
     loads_channels: whether depthwise convolutions and kernels' gradients load vectors of channels: transposed images
         are copied for them, and images that are given are read without their padding.
+    computes_padded_rows: whether an input whose rows are padded is stored with its padding, by aligned vectors, instead
+        of being copied to where a padded value lies.
     max_costly_epilogue: the most ops by element, with a costly function among them, that follow a product in its kernel
         if they read another value of its size, and min_costly_epilogue_elements: the fewest elements of such a product,
         as a kernel of its own takes time to start.
@@ -76,6 +78,7 @@ class FusionPolicy:
     widens_values: bool = False
     repeats_vectors: bool = False
     loads_channels: bool = False
+    computes_padded_rows: bool = False
 
 
 DEFAULT = FusionPolicy()

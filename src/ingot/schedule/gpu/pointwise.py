@@ -23,7 +23,7 @@ from ingot.schedule.index import dim_expr, integer
 from ingot.schedule.lowered import Lowered
 
 MIN_ELEMENTS, MAX_ELEMENTS = 128, 1024  # of a program without rows
-MAX_TILE_ELEMENTS = 4096  # of a tile of rows
+MAX_TILE_ELEMENTS = 1024  # of a tile of rows
 MAX_COLUMNS, MIN_COLUMNS = 128, 16  # of a tile
 MIN_LANE_UTILIZATION = 0.8  # of the columns of all tiles
 ELEMENTS_PER_WARP = 256  # 8 per thread

@@ -42,6 +42,8 @@ from ingot.support.errors import CompileError
 CHUNK = k.var("chunk")
 TILE_ELEMENTS = 4096  # of a tile of full rows
 MAX_ROW_ELEMENTS = 8192  # of a row that is a single tile
+# elements of rows that a warp reduces without barriers, and words of an element's operands, which its registers hold
+MIN_WARP_ROW, MAX_WARP_ROW, MAX_WARP_OPERANDS = 257, 1024, 3
 MAX_INTERLEAVED_ROWS = 32  # rows of a tile whose elements are adjacent in memory
 LINE_ELEMENTS = 64  # of 16 bits, in a line of the cache: rows of a tile of parts, if their number wastes few lanes
 MIN_LANE_UTILIZATION = 0.85
@@ -195,7 +197,16 @@ class RowTiles:
         width = power_of_two(max(1, estimate(length))) if fits_in_tile else TILE_ELEMENTS
         width = min(width, MAX_ROW_ELEMENTS)
         rows_per_program = power_of_two(max(1, rows // self.machine.target_programs))
-        return max(1, min(self.max_elements // width, rows_per_program, 128)), width
+        max_elements = MAX_WARP_ROW if self.has_warp_rows else self.max_elements
+        return max(1, min(max_elements // width, rows_per_program, 128)), width
+
+    @cached_property
+    def has_warp_rows(self) -> bool:
+        """Whether a program is one warp, which holds full rows."""
+        length, size = product(self.reduced_shape), product(self.rows.shape)
+        operands = sum(-(-n.dtype.bits // 32) for n in self.group.body.inputs if product(n.shape) == size)
+        is_held = isinstance(length, int) and MIN_WARP_ROW <= length <= MAX_WARP_ROW < self.max_elements
+        return self.rows.horizontal and is_held and operands <= MAX_WARP_OPERANDS
 
     @property
     def _folded_rows(self) -> int:
@@ -228,7 +239,10 @@ class RowTiles:
 
     @property
     def warps(self) -> int:
-        """Warps for about 16 elements of a tile per thread, or 32 of interleaved rows in parts."""
+        """Warps for about 16 elements of a tile per thread, or 32 of rows that a warp holds and of interleaved rows in
+        parts."""
+        if self.has_warp_rows:
+            return 1
         is_fold = self.programs != self.parts
         width = self.parts if is_fold else self.tile[1]
         elements = 1024 if self.parts > 1 and not is_fold and not self.rows.horizontal else 512
