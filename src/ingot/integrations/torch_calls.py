@@ -161,6 +161,7 @@ class RepeatedCall:
         if reduce(operator.or_, state) % _ALIGN_BYTES:
             return None
         allocated = self.run([*self.inputs(pointers)], state, self.scratch())
+        # torch, and programs with constant parameters, detect changes by versions; inference tensors have none
         increment_version(self.state(args))
         return self.results([*args, *allocated])
 

@@ -12,6 +12,7 @@ A graph with tensors on a GPU is compiled for that GPU.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -284,42 +285,48 @@ class _Specialized:
         self._unread = unread(graph.graph)
         self._level = 0
         # numbers of the results that programs write where an input lies, by its position
-        excluded = {*fixed, *self._orders}
+        excluded = {*fixed, *self._orders, *_on_host(graph.graph, gpu)}
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
         self._copied = self._writes.copied(self.results)
+        self._lock = threading.Lock()  # of the constants and the programs
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
-        # calls that need the addresses of tensors alone
-        self._may_repeat = not self._sizes and not fixed
+        # while constants stay, for calls that need the addresses of tensors alone
         self._repeated: RepeatedCall | None = None
 
     def __call__(self, args: list[Any]) -> Any:
         if self._memory is not None:
             args = [*args, *self._memory(*args)]
-        if self._repeated is not None and not is_reporting():
-            result = self._repeated(args)
-            if result is not None:
-                return self._finished(args, result)
-        if self._constants.positions:
+        if self._repeated is not None and (result := self._repeat(args)) is not None:
+            return self._finished(args, result)
+        with self._lock:  # a call of another thread, with another model, has constants of its own
             self._update_constants(args)
-        numbers = self._as_numbers(args) if self._sizes else ()
-        found = self._runs.get(numbers)
-        run, mask = self._specialized(numbers, args) if found is None else found
+            numbers = self._as_numbers(args) if self._sizes else ()
+            run, mask = chosen = self._runs.get(numbers) or self._specialized(numbers, args)
+            orders, in_place = self._orders, self._in_place
         inputs = args
-        if self._orders:
-            inputs = [a.permute(self._orders[i]) if i in self._orders else a for i, a in enumerate(args)]
-        in_place = self._in_place
+        if orders:
+            inputs = [a.permute(orders[i]) if i in orders else a for i, a in enumerate(args)]
         if mask is not None:
             inputs = [*compress(inputs, mask)]
         if self._packed is not None:
             inputs = [*inputs, args[self._packed.position]]
         report_program(run, inputs)
         result = run(*inputs) if not in_place else run(inputs, {n: args[i] for i, n in in_place.items()})
-        if self._may_repeat and isinstance(run, CompiledModel | CallOverState | SeededCall):
+        if not self._sizes and isinstance(run, CompiledModel | CallOverState | SeededCall):
             read = [*compress(range(len(args)), mask)] if mask is not None else [*range(len(args))]
             read += [] if self._packed is None else [self._packed.position]
-            self._repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place, self._copied)
+            repeated = RepeatedCall.of(run.repeated(inputs), args, result, read, in_place, self._copied)
+            with self._lock:  # unless there are other constants by now
+                self._repeated = repeated if self._runs.get(numbers) is chosen else None
         return self._finished(args, result)
+
+    def _repeat(self, args: list[Any]) -> Sequence[Any] | None:
+        """The program's results for tensors like the last call's; None for others, and where constants have changed."""
+        with self._lock:
+            self._update_constants(args)
+            repeated = self._repeated
+        return None if repeated is None or is_reporting() else repeated(args)
 
     def _finished(self, args: list[Any], result: Sequence[Any]) -> Any:
         """The graph's results from those of the program."""
@@ -336,10 +343,11 @@ class _Specialized:
     def _update_constants(self, args: Sequence[Any]) -> None:
         """Drop the programs if a constant has changed; an input that is no constant any more gets its axis order."""
         before = self._constants.tensors.keys()
-        if self._constants.changed(args):
+        if self._constants.positions and self._constants.changed(args):
             self._runs.clear()
+            self._repeated = None
             freed = before - self._constants.tensors.keys()
-            self._orders |= {i: order for i in freed if (order := order_of(args[i]))}
+            self._orders = self._orders | {i: order for i in freed if (order := order_of(args[i]))}
 
     def _as_numbers(self, args: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """(position, value) of the ints that are constants of the program."""
@@ -386,8 +394,8 @@ class _Specialized:
             return self._specialized(numbers, args)
         excluded = {*constants, *self._unread, *(i for i, _ in numbers), *self._in_place}
         mask = [i not in excluded for i in range(len(args))] if excluded else None
-        self._runs[numbers] = call, mask
-        return call, mask
+        chosen = self._runs[numbers] = call, mask
+        return chosen
 
 
 def _is_compile(compile_model: Compile) -> bool:
@@ -411,6 +419,12 @@ def gpu_of(graph: fx.Graph) -> torch.device | None:
         got = ", ".join(sorted(map(str, devices)))
         raise InputError("tensors of the model", expected="tensors on the CPU or cuda:0", got=got)
     return devices.pop()
+
+
+def _on_host(graph: fx.Graph, gpu: torch.device | None) -> list[int]:
+    """Positions of the inputs on the host of a graph for a GPU, which is given copies of them."""
+    values = [n.meta.get("val") for n in placeholders(graph)]
+    return [i for i, v in enumerate(values) if gpu is not None and isinstance(v, torch.Tensor) and v.is_cpu]
 
 
 def _target(gpu: torch.device) -> str:

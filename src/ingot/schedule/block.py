@@ -113,8 +113,8 @@ class Block:
     ) -> None:
         """for var in range(begin, end, step): body(block, var). A loop that is known to run once becomes its body.
 
-        flatten, stages: see `For`. multiple: a number that always divides the variable; by default `step` if the loop starts at
-        a multiple of it.
+        flatten, stages: see `For`. multiple: a number that always divides the variable; by default `step` if the loop
+        starts at a multiple of it.
         """
         lo = begin if isinstance(begin, Expr) else dim_expr(begin)
         hi = end if isinstance(end, Expr) else dim_expr(end)

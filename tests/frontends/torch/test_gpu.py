@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import ingot
 from ingot import ops
 from ingot.frontends.torch import to_torch
 from ingot.frontends.torch.decompose import DECOMPOSITIONS
@@ -53,6 +55,21 @@ def test_frozen_tensors_of_a_gpu_stay_inputs() -> None:
     with FakeTensorMode():
         tensors = [torch.empty(2, device=d, requires_grad=g) for d in ("cuda", "cpu") for g in (False, True)]
     assert _frozen(frozenset(range(4)), tensors) == {2}
+
+
+def test_only_what_is_on_the_gpu_is_written_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A counter on the host beside a cache on the GPU: its new value is copied there."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda gpu: (9, 0))
+
+    def step(x: Tensor, cache: Tensor, count: Tensor) -> tuple[Tensor]:
+        cache.add_(x)
+        count.add_(1)
+        return (cache * 2,)
+
+    with FakeTensorMode():
+        examples = [torch.empty(3, device="cuda"), torch.empty(3, device="cuda"), torch.empty((), dtype=torch.int64)]
+        graph = make_fx(functionalize(step, remove="mutations_and_views"))(*examples)
+    assert _Specialized(graph, examples, frozenset(), ingot.compile)._in_place.keys() == {1}
 
 
 def test_other_devices_are_refused() -> None:

@@ -77,6 +77,7 @@ from ingot.passes.fusion.several_results import join_results
 from ingot.passes.fusion.sibling_sums import join_siblings
 
 _CHEAP_STRIDES = (-2, -1, 0, 1, 2)  # strides of vectors that loads and shuffles read
+_READ_IN_PLACE = (*ops.WEIGHT_FORMS, ops.RoundToBytes)
 _MAX_NARROW_CHANNELS = 8  # half a vector
 _MAX_LOADS = 8  # of a repeated value, at all places that need it
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+from ingot.integrations import torch_compile
 from tests.frontends.torch.agree import Spy, close, compile_whole
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -117,3 +122,25 @@ def test_inference_between_updates_takes_weights_as_inputs() -> None:
     assert len(spy.models) == 3
     # the norm's statistics stay
     assert [len(m.graph.inputs) for m in spy.models] == [1, 1, 7]
+
+
+def test_models_of_two_threads_keep_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both run one graph of dynamo's. A model that is compiled slowly does not take the place of the other's."""
+    nets = [nn.Linear(4, 4).eval().requires_grad_(False) for _ in range(3)]
+    run = compile_whole(lambda net, x: net(x))
+    x, is_under_way, convert = torch.randn(2, 4), threading.Event(), torch_compile.import_flat
+    close(run(nets[0], x), nets[0](x))
+
+    def slow(module: fx.GraphModule, constants: dict[int, Tensor], *others: Any) -> Any:
+        if any(t is nets[1].weight for t in constants.values()):
+            is_under_way.set()
+            time.sleep(0.3)
+        return convert(module, constants, *others)
+
+    monkeypatch.setattr(torch_compile, "import_flat", slow)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(lambda: run(nets[1], x))
+        assert is_under_way.wait(60)
+        close(run(nets[2], x), nets[2](x))
+        close(other.result(), nets[1](x))
+        close(run(nets[2], x), nets[2](x))

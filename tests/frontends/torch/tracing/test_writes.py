@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ingot.integrations import torch_compile
-from ingot.runtime.executor import CompiledModel
+from ingot.runtime.executable import LoadedProgram
 from tests.frontends.torch.agree import compile_whole
 
 
@@ -19,13 +18,13 @@ from tests.frontends.torch.agree import compile_whole
 def written_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tensors each call of a program wrote in place."""
     counts: list[int] = []
-    run = CompiledModel.run_over
+    run = LoadedProgram._run_at
 
-    def count(self: CompiledModel, inputs: Any, state: Any) -> list[Any]:
-        counts.append(len(state))
-        return run(self, inputs, state)
+    def count(self: LoadedProgram, signature: Any, pointers: Any, state: Any, *others: Any) -> list[Any]:
+        counts.extend([] if state is None else [len(state) // 2])
+        return run(self, signature, pointers, state, *others)
 
-    monkeypatch.setattr(torch_compile.CompiledModel, "run_over", count)
+    monkeypatch.setattr(LoadedProgram, "_run_at", count)
     torch._dynamo.reset()
     return counts
 
