@@ -208,11 +208,9 @@ class _Fusion:
             )
         if not isinstance(node.op, ops.Pad) or any(node.op.interior) or not self._only_widens(node.op):
             return False
-        has_padded_rows = (node.op.low[-1:], node.op.high[-1:]) != ((0,), (0,))
-        if self.policy.computes_padded_rows and node.inputs[0].is_leaf and has_padded_rows:
-            return False
-        if any(map(is_computed, free_symbols(node))):
-            return False  # the position of its halo would change from run to run
+        pads_input_rows = node.inputs[0].is_leaf and (node.op.low[-1:], node.op.high[-1:]) != ((0,), (0,))
+        if (self.policy.computes_padded_rows and pads_input_rows) or any(map(is_computed, free_symbols(node))):
+            return False  # the position of a halo of computed size would change from run to run
         return ops.fill_byte(node) is not None and node in self.in_memory
 
     def _only_widens(self, op: ops.Pad) -> bool:
