@@ -80,3 +80,12 @@ def test_a_value_that_is_rolled_is_read_at_one_place() -> None:
         return show_kernel(kernel).count("exp(")
 
     assert [rolled(axes) for axes in ((1,), (1, 2), (3,))] == [1, 1, 2]
+
+
+def test_columns_that_are_split_have_no_remainder() -> None:
+    """Of queries, keys and values [3, n, heads, rows, 32] as rows of 288 columns, in tiles of 32 columns."""
+    x = arg("x", bf16, 3, 512, 3, 49, 32)
+    y = ops.Reshape((512 * 49, 288))(ops.Transpose((1, 3, 0, 2, 4))(x))
+    (kernel,) = planned(Graph((x,), (y,)), H100)[1].values()
+    text = show_kernel(kernel)
+    assert "spread" in text and "% 288" not in text

@@ -14,7 +14,7 @@ from ingot.ir.dims import ceildiv, estimate, product
 from ingot.ir.kernel import Tile
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
-from ingot.ops import Transpose
+from ingot.ops import Reshape, Transpose
 from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import collapse_dims
 from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Elements, Group, Span, all_of, memory_order, power_of_two, write
@@ -53,6 +53,9 @@ def _tile(group: Group, machine: Machine) -> Tile | None:
     size = power_of_two(max(1, estimate(product(shape)) // machine.target_programs))
     size = min(MAX_TILE_ELEMENTS, max(MIN_ELEMENTS, size))
     width = min(MAX_COLUMNS, power_of_two(shape[-1]))
+    splits = (n for n in group.body.nodes() if isinstance(n.op, Reshape) and n.shape[-1:] != n.inputs[0].shape[-1:])
+    if shape[-1] % MIN_COLUMNS == 0 and any(splits):  # elements at parts of a remainder would be loaded one by one
+        width = min(width, shape[-1] & -shape[-1])
     while width >= MIN_COLUMNS and shape[-1] < MIN_LANE_UTILIZATION * width * -(-shape[-1] // width):
         width //= 2
     return (size // width, width) if width >= MIN_COLUMNS else None
