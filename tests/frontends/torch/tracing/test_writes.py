@@ -20,9 +20,9 @@ def written_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     run = LoadedProgram._run_at
 
-    def count(self: LoadedProgram, signature: Any, pointers: Any, state: Any, *others: Any) -> list[Any]:
+    def count(self: LoadedProgram, signature: Any, pointers: Any, state: Any, *others: Any, **named: Any) -> list[Any]:
         counts.extend([] if state is None else [len(state) // 2])
-        return run(self, signature, pointers, state, *others)
+        return run(self, signature, pointers, state, *others, **named)
 
     monkeypatch.setattr(LoadedProgram, "_run_at", count)
     torch._dynamo.reset()
