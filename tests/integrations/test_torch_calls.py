@@ -253,6 +253,33 @@ def test_new_values_that_are_copied(checked: list[int]) -> None:
     torch.testing.assert_close(kept, expected)
 
 
+class Counted:
+    """Caches whose length Python code counts, in an int that the graph does not read."""
+
+    def __init__(self) -> None:
+        self.caches = [torch.zeros(8, 5) for _ in range(9)]
+        self.length = 0
+
+    def update(self, x: Tensor, at: Tensor) -> Tensor:
+        self.length += 1
+        return torch.stack([cache.index_copy_(0, at, x * i).cumsum(0) for i, cache in enumerate(self.caches)])
+
+
+def test_numbers_that_python_code_counts(checked: list[int]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda c, x, at: c.update(x, at), backend="ingot", fullgraph=True)
+    counted, twin = Counted(), Counted()
+    for i in range(8):
+        if i == 5:
+            checked.clear()
+        x, at = torch.randn(1, 5), torch.tensor([i])
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(counted, x, at), twin.update(x, at))
+    assert not checked
+    assert counted.length == twin.length
+    torch.testing.assert_close(counted.caches, twin.caches)
+
+
 def test_random_numbers_follow_the_seed(checked: list[int]) -> None:
     torch._dynamo.reset()
     net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3))

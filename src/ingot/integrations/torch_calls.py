@@ -106,11 +106,13 @@ class SeededCall:
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """guard: whether tensors are like the last call's. inputs, state: those of a call's values that the program
-    reads, and that it writes in place. results: of the call's values and those that the program returns, its results.
-    scratch: tensors for what it returns that is read before the next call alone."""
+    """tensors: of a call's arguments, without numbers that Python code counts; None if all are. guard: whether these are
+    like the last call's. inputs, state: those that the program reads, and that it writes in place. results: of the
+    tensors and those that the program returns, its results. scratch: tensors for what it returns that is read before
+    the next call alone."""
 
     run: Repeated
+    tensors: _Pick | None
     guard: Callable[..., bool]
     inputs: _Pick
     state: _Pick | None
@@ -132,7 +134,13 @@ class RepeatedCall:
         args, results: of that call. inputs: the positions of the arguments that the program reads. in_place: of those
         that it writes, with the numbers of the results that they are. copied: the numbers of results that the caller
         copies at once."""
-        if run is None or not all(isinstance(v, torch.Tensor) and not v.is_complex() for v in (*args, *results)):
+        tensors = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+        place = {i: n for n, i in enumerate(tensors)}
+        if run is None or any(i not in place for i in (*inputs, *in_place)):
+            return None
+        pick, args = (None, args) if len(tensors) == len(args) else (_pick(tensors), [args[i] for i in tensors])
+        inputs, in_place = [place[i] for i in inputs], {place[i]: number for i, number in in_place.items()}
+        if not all(isinstance(v, torch.Tensor) and not v.is_complex() for v in (*args, *results)):
             return None  # some are converted
         guard = tensor_guard(args) if all(args[i].is_contiguous() for i in in_place) else None
         if guard is None:
@@ -142,10 +150,12 @@ class RepeatedCall:
         places = [written[n] if n in written else next(allocated) for n in range(len(results))]
         state = _pick([*in_place]) if in_place else None
         scratch = _Scratch([r if n in copied else None for n, r in enumerate(results) if n not in written])
-        return cls(run, guard, _pick(inputs), state, _pick(places), scratch)
+        return cls(run, pick, guard, _pick(inputs), state, _pick(places), scratch)
 
     def __call__(self, args: Sequence[Any]) -> Sequence[Any] | None:
         """The program's results; None if the tensors may be unlike the last call's."""
+        if self.tensors is not None:
+            args = self.tensors(args)
         if _forward_mode._current_level >= 0:
             return None
         try:
