@@ -12,7 +12,7 @@ from ingot.ir.node import Graph, Input
 from ingot.ir.types import TensorType, f32, i64
 from ingot.pipeline.build import build_program
 from ingot.pipeline.target import features_of
-from ingot.runtime.arguments import side_by_side
+from ingot.runtime.arguments import Packing, side_by_side
 from ingot.runtime.executable import LoadedProgram
 from ingot.support.errors import InputError
 
@@ -28,7 +28,7 @@ def test_packed_inputs_and_results_beside_state() -> None:
     total = Input("total", TensorType(f32, (3,)))()
     after = ops.add(total, ops.mul(x, b))
     graph = Graph((x, a, empty, b, total), (after, ops.add(a, 1), ops.Neg()(empty), after), state=("total",))
-    loaded = LoadedProgram(build_program(graph, features_of("native"), 1), packed=(3, 2))
+    loaded = LoadedProgram(build_program(graph, features_of("native"), 1), packing=Packing(3, 2))
     assert [spec.name for spec in loaded.inputs] == ["x", "packed"] and len(loaded.outputs) == 2
     offsets, nbytes = side_by_side((40, 0, 12))
     packed = torch.zeros(nbytes, dtype=torch.uint8)
@@ -48,7 +48,7 @@ def test_packed_results_take_the_memory_that_nobody_holds() -> None:
     """A view, a storage and a saved variable hold it; tensors of calls that nobody waits for are not kept."""
     x = Input("x", TensorType(f32, (3,)))()
     graph = Graph((x,), (ops.add(x, 1), ops.mul(x, 2.0), ops.mul(x, 3.0)))
-    loaded = LoadedProgram(build_program(graph, features_of("native"), 1), packed=(0, 2))
+    loaded = LoadedProgram(build_program(graph, features_of("native"), 1), packing=Packing(0, 2, is_private=True))
 
     def packed() -> Any:
         return loaded.run([torch.ones(3)])[-1]

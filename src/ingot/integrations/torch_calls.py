@@ -106,8 +106,8 @@ class SeededCall:
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """tensors: of a call's arguments, without numbers that Python code counts; None if all are. guard: whether these are
-    like the last call's. inputs, state: those that the program reads, and that it writes in place. results: of the
+    """tensors: of a call's arguments, without numbers that Python code counts; None if all are. guard: whether these
+    are like the last call's. inputs, state: those that the program reads, and that it writes in place. results: of the
     tensors and those that the program returns, its results. scratch: tensors for what it returns that is read before
     the next call alone."""
 

@@ -160,10 +160,8 @@ def test_a_mask_that_all_heads_share_is_computed_once(batch: DimLike) -> None:
         ops.broadcast_to(arg(label, *shape, dtype=i64), (batch, 1, S, S))
         for label, shape in (("row", (1, 1, S, 1)), ("col", (1, 1, 1, S)))
     )
-    keep = ops.and_(
-        ops.compare("GT", ops.add(col, 3), row),
-        ops.compare("LE", *(ops.Iota(TensorType(i64, (batch, 1, S, S)), d)() for d in (3, 2))),
-    )
+    across, down = (ops.Iota(TensorType(i64, (batch, 1, S, S)), d)() for d in (3, 2))
+    keep = ops.and_(ops.compare("GT", ops.add(col, 3), row), ops.compare("LE", across, down))
     g = graph(ops.Attention("none", 0.5)(q, k, v, ops.broadcast_to(added(keep), full)))
     after = simplify(g)
     assert attention(after).inputs[3].shape == (1, 1, S, S)
