@@ -56,3 +56,11 @@ def test_products_of_many_terms_or_other_readers_stay() -> None:
     dot = ops.DotGeneral(((), ()), ((1,), (0,)))
     graph = Graph((a, b, c, d), (ops.Add()(dot(a, b), dot(c, d)),))  # matrices that would be copied
     assert sum_products(graph) is graph
+
+
+@pytest.mark.parametrize("shapes", [((300, 8, 5), (8, 9)), ((300, 8), (8, 9, 4))])
+def test_products_of_more_dimensions_stay(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    a, b, c, d = (Input(n, TensorType(bf16, s))() for n, s in zip("abcd", shapes * 2, strict=True))
+    dot = ops.DotGeneral(((), ()), ((1,), (0,)))
+    graph = Graph((a, b, c, d), (ops.Add()(dot(ops.Tanh()(a), b), dot(ops.Tanh()(c), d)),))
+    assert sum_products(graph) is graph

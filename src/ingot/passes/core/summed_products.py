@@ -54,7 +54,7 @@ def sum_products(graph: Graph) -> Graph:
 
 def _is_short(n: Node) -> bool:
     """Whether a node is a product of few terms of a computed matrix and one that is known only at run time."""
-    if n.op != _MATRICES or n.dtype.bits != 16 or not is_static((*n.inputs[0].shape, *n.inputs[1].shape)):
+    if n.op != _MATRICES or n.dtype.bits != 16 or any(x.type.rank != 2 or not is_static(x.shape) for x in n.inputs):
         return False
     rows, terms = map(estimate, n.inputs[0].shape)
     is_computed = not base_of(n.inputs[0]).is_leaf and not any(map(is_constant, n.inputs))
