@@ -182,4 +182,4 @@ def _needs_copy(loops: Loops, offset: DimLike, b: Node, multiplied: Multiplied) 
     return needs_column_copy(loops, offset, b.dtype, multiplied.by_tensor_cores)
 
 
-__all__ = ["Copy", "Operands", "Source"]
+__all__ = ["Operand", "Operands", "Source"]
