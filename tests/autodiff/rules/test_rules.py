@@ -12,7 +12,7 @@ from ingot.autodiff import gradients
 from ingot.autodiff.rules import RULES
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, Op, const
-from ingot.ir.types import TensorType, dtype_of
+from ingot.ir.types import TensorType, dtype_of, f32
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import ShapeError
 
@@ -125,6 +125,14 @@ def test_rectified_at_zero_as_in_torch() -> None:
     theirs = torch.tensor(value, requires_grad=True)
     torch.relu(theirs).sum().backward()
     np.testing.assert_array_equal(got, theirs.grad.numpy())
+
+
+@pytest.mark.parametrize("slope", [ops.GeluDerivative(), ops.Logistic(), ops.Tanh(), ops.Erf()], ids=lambda op: op.name)
+def test_slopes_of_flat_functions_are_0_where_squares_overflow(slope: Op) -> None:
+    x = Input("x", TensorType(f32, (4,)))()
+    (derivative,) = gradients(ops.reduce_sum(slope(x)), [x])
+    graph = lower_model_ops(Graph((x,), (derivative,)))
+    np.testing.assert_array_equal(interpret(graph, [np.asarray([2e19, -2e19, 3e38, -3e38], np.float32)])[0], 0)
 
 
 def test_products_with_zeros_and_extremes_that_tie_are_as_in_torch() -> None:

@@ -8,7 +8,7 @@ import pytest
 from ingot import ops
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import TensorType, bf16, f32
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, i16
 from ingot.passes.core.summed_products import sum_products
 from tests.conformance.checked import planned, run_checked
 from tests.conformance.targets import H100
@@ -58,9 +58,14 @@ def test_products_of_many_terms_or_other_readers_stay() -> None:
     assert sum_products(graph) is graph
 
 
-@pytest.mark.parametrize("shapes", [((300, 8, 5), (8, 9)), ((300, 8), (8, 9, 4))])
-def test_products_of_more_dimensions_stay(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    a, b, c, d = (Input(n, TensorType(bf16, s))() for n, s in zip("abcd", shapes * 2, strict=True))
-    dot = ops.DotGeneral(((), ()), ((1,), (0,)))
-    graph = Graph((a, b, c, d), (ops.Add()(dot(ops.Tanh()(a), b), dot(ops.Tanh()(c), d)),))
-    assert sum_products(graph) is graph
+@pytest.mark.parametrize(
+    ("dtypes", "shape"), [((bf16, f16), (ROWS, 8)), ((i16, i16), (ROWS, 8)), ((bf16, bf16), (ROWS, 8, 2))]
+)
+def test_products_of_other_types_and_ranks_stay(dtypes: tuple[DType, DType], shape: tuple[int, ...]) -> None:
+    products = list[Node]()
+    for i, dtype in enumerate(dtypes):
+        a, b = (Input(f"{n}{i}", TensorType(dtype, s))() for n, s in (("a", shape), ("b", (8, 9))))
+        products.append(ops.Convert(f32)(ops.DotGeneral(((), ()), ((1,), (0,)))(ops.mul(a, a), b)))
+    inputs = tuple(n for n in Graph((), tuple(products)).nodes() if isinstance(n.op, Input))
+    graph = Graph(inputs, (ops.Add()(*products),))
+    assert len(dots(sum_products(graph))) == 2

@@ -73,10 +73,10 @@ def _gelu(node: Node, g: Node) -> list[Node]:
 
 @reverse(ops.GeluDerivative)
 def _gelu_derivative(node: Node, g: Node) -> list[Node]:
-    """The derivative of P + x P' is (2 - x^2) P'."""
+    """The derivative of P + x P' is 2 P' - x (x P'), which is 0 where x^2 overflows."""
     (x,) = node.inputs
     density = mul(ops.Exp()(mul(_square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return [mul(g, mul(sub(2, _square(x)), density))]
+    return [mul(g, sub(mul(density, 2), mul(x, mul(x, density))))]
 
 
 @reverse(ops.Relu)

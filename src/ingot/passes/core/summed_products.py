@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ingot.ir.dims import estimate, is_static
 from ingot.ir.node import Graph, Node, rebuild
-from ingot.ir.types import f32
+from ingot.ir.types import TensorType, f32
 from ingot.ops import Add, Concat, Convert, DotGeneral, Reshape, reshape
 from ingot.ops.views import base_of
 from ingot.passes.constants import is_constant
@@ -42,7 +42,7 @@ def sum_products(graph: Graph) -> Graph:
                 sums[n] = terms[0]
             case Add():
                 (x, a), (y, b) = terms
-                if (x is None or y is None) and len({_shape(p) for p in (*a, *b)}) == 1:
+                if (x is None or y is None) and len({_type(p) for p in (*a, *b)}) == 1:
                     sums[n] = x or y, (*a, *b)
                     return _sum(*sums[n], n) if a and b else n.with_inputs(images)
             case _:
@@ -54,16 +54,19 @@ def sum_products(graph: Graph) -> Graph:
 
 def _is_short(n: Node) -> bool:
     """Whether a node is a product of few terms of a computed matrix and one that is known only at run time."""
-    if n.op != _MATRICES or n.dtype.bits != 16 or any(x.type.rank != 2 or not is_static(x.shape) for x in n.inputs):
+    if n.op != _MATRICES or not n.dtype.is_float or n.dtype.bits != 16 or any(i.type.rank != 2 for i in n.inputs):
+        return False
+    if not is_static((*n.inputs[0].shape, *n.inputs[1].shape)):
         return False
     rows, terms = map(estimate, n.inputs[0].shape)
     is_computed = not base_of(n.inputs[0]).is_leaf and not any(map(is_constant, n.inputs))
     return rows >= MIN_ROWS and terms <= MAX_TERMS and is_computed
 
 
-def _shape(operands: tuple[Node, Node]) -> tuple[object, object]:
+def _type(operands: tuple[Node, Node]) -> TensorType:
+    """Of the product of two matrices."""
     a, b = operands
-    return a.shape[0], b.shape[1]
+    return TensorType(a.dtype, (a.shape[0], b.shape[1]))
 
 
 def _sum(other: Node | None, products: _Products, n: Node) -> Node:

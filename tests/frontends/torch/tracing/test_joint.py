@@ -155,6 +155,24 @@ def test_parts_of_a_kept_concatenation_are_not_kept() -> None:
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_parts_of_open_sizes_and_empty_ones_of_another_rank(dynamic: bool | None) -> None:
+    """The parts of a concatenation of constant size have open ones, and forward saves sizes beside values."""
+
+    def f(x: Tensor, w: Tensor, between: Tensor, rows: Tensor) -> Tensor:
+        count = rows.shape[0]
+        joined = torch.cat([torch.empty(0), x[:count], between, x[count:]])
+        wide = torch.cat([torch.empty(0), between, between.sin()], 1)
+        return (joined.square() @ w).sum() + between.sin().square().sum() * wide.square().sum() * rows.square().sum()
+
+    leaves = [torch.randn(*shape, requires_grad=True) for shape in ((9, 3), (3, 5), (4, 3))]
+    both: list[Callable[..., Tensor]] = [torch.compile(f, backend="ingot", dynamic=dynamic), f]
+    for count in (3, 5, 7):
+        rows = torch.randn(count, 2, requires_grad=True)
+        got, want = (torch.autograd.grad(g(*leaves, rows), [*leaves, rows]) for g in both)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
 def test_values_of_no_input_are_computed_again_but_not_drawn_again() -> None:
     def f(x: Tensor) -> Tensor:
         place = torch.arange(6)

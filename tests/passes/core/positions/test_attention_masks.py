@@ -166,3 +166,18 @@ def test_a_mask_that_all_heads_share_is_computed_once(batch: DimLike) -> None:
     after = simplify(g)
     assert attention(after).inputs[3].shape == (1, 1, S, S)
     same_values(g, after, 1e-6, b=2, s=5)
+
+
+def test_a_mask_that_reads_each_value_twice_is_visited_once() -> None:
+    """Paths to its operands double in every step."""
+    q, k, v = (arg(label, 2, 3, 5, 4) for label in "qkv")
+    row, col = (
+        ops.broadcast_to(arg(label, *shape), (2, 3, 5, 5)) for label, shape in (("row", (5, 1)), ("col", (1, 5)))
+    )
+    mask = ops.add(row, col)
+    for _ in range(40):
+        mask = ops.sub(ops.mul(mask, 0.5), ops.Tanh()(mask))
+    g = graph(ops.Attention("none", 0.5)(q, k, v, mask))
+    after = simplify(g)
+    assert attention(after).inputs[3].shape == (1, 1, 5, 5)
+    same_values(g, after, 1e-6)

@@ -57,42 +57,49 @@ def _shared(n: Node) -> Result | None:
     """A mask that is computed for each head or sample, all alike, is computed once: attention broadcasts it."""
     assert isinstance(n.op, _ATTENTION)
     for mask, at in zip(n.op.mask(n.inputs), n.op.mask(range(len(n.inputs))), strict=True):
-        axes = {d for d in range(mask.type.rank - 2) if mask.shape[d] != 1}
-        if isinstance(mask.op, Elementwise) and (axes := axes & _constant_axes(mask)):
-            return _result(n.op(*n.inputs[:at], _at_first(mask, axes), *n.inputs[at + 1 :], loc=n.loc))
+        axes = frozenset(d for d in range(mask.type.rank - 2) if mask.shape[d] != 1)
+        if isinstance(mask.op, Elementwise) and (axes := axes & _constant_axes(mask, {})):
+            return _result(n.op(*n.inputs[:at], _at_first(mask, axes, {}), *n.inputs[at + 1 :], loc=n.loc))
     return None
 
 
-def _constant_axes(x: Node) -> set[int]:
-    """The axes along which all elements of a computed value are the same, by its ops."""
-    axes = range(x.type.rank)
+def _constant_axes(x: Node, known: dict[Node, frozenset[int]]) -> frozenset[int]:
+    """The axes along which all elements of a computed value are the same, by its ops. known: those of other values."""
+    if x in known:
+        return known[x]
+    axes = frozenset(range(x.type.rank))
     if splat_of(x) is not None:
-        return {*axes}
-    if isinstance(x.op, Elementwise):
-        return set[int].intersection(*map(_constant_axes, x.inputs))
-    if isinstance(x.op, ops.BroadcastInDim):
-        inner = _constant_axes(x.inputs[0])
-        return {*axes} - {d for i, d in enumerate(x.op.dims) if i not in inner}
-    if isinstance(x.op, ops.Iota):
-        return {*axes} - {x.op.dimension}
-    return {d for d in axes if x.shape[d] == 1}
+        constant = axes
+    elif isinstance(x.op, Elementwise):
+        constant = axes.intersection(*(_constant_axes(i, known) for i in x.inputs))
+    elif isinstance(x.op, ops.BroadcastInDim):
+        inner = _constant_axes(x.inputs[0], known)
+        constant = axes - {d for i, d in enumerate(x.op.dims) if i not in inner}
+    elif isinstance(x.op, ops.Iota):
+        constant = axes - {x.op.dimension}
+    else:
+        constant = frozenset(d for d in axes if x.shape[d] == 1)
+    return known.setdefault(x, constant)
 
 
-def _at_first(x: Node, axes: set[int]) -> Node:
-    """`x`, which is constant along `axes`, with sizes of 1 there."""
+def _at_first(x: Node, axes: frozenset[int], images: dict[tuple[Node, frozenset[int]], Node]) -> Node:
+    """`x`, which is constant along `axes`, with sizes of 1 there. images: the same of other values."""
+    if (x, axes) in images:
+        return images[x, axes]
     shape = tuple(1 if d in axes else size for d, size in enumerate(x.shape))
     if shape == x.shape:
-        return x
-    if (value := splat_of(x)) is not None:
-        return ops.full(shape, value.item(), x.dtype)
-    if isinstance(x.op, Elementwise):
-        return x.op(*(_at_first(i, axes) for i in x.inputs), loc=x.loc)
-    if isinstance(x.op, ops.BroadcastInDim):
-        return ops.BroadcastInDim(shape, x.op.dims)(
-            _at_first(x.inputs[0], {i for i, d in enumerate(x.op.dims) if d in axes})
-        )
-    assert isinstance(x.op, ops.Iota)
-    return ops.Iota(TensorType(x.dtype, shape), x.op.dimension)()
+        image = x
+    elif (value := splat_of(x)) is not None:
+        image = ops.full(shape, value.item(), x.dtype)
+    elif isinstance(x.op, Elementwise):
+        image = x.op(*(_at_first(i, axes, images) for i in x.inputs), loc=x.loc)
+    elif isinstance(x.op, ops.BroadcastInDim):
+        inner = frozenset(i for i, d in enumerate(x.op.dims) if d in axes)
+        image = ops.BroadcastInDim(shape, x.op.dims)(_at_first(x.inputs[0], inner, images))
+    else:
+        assert isinstance(x.op, ops.Iota)
+        image = ops.Iota(TensorType(x.dtype, shape), x.op.dimension)()
+    return images.setdefault((x, axes), image)
 
 
 def _causal(n: Node, positions: Positions) -> Result | None:

@@ -94,13 +94,13 @@ def drop_parts(forward: fx.GraphModule, backward: fx.GraphModule, results: int) 
     saved = list(end.args[0])
     placeholders = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
     first = next(n for n in backward.graph.nodes if n.op != "placeholder")
-    kept = [n for n in dict.fromkeys(saved[results:]) if isinstance(n, fx.Node) and n.name in placeholders]
-    whole = [n for n in kept if n.target is _aten.cat.default and _size(n)]
+    kept = [n for n in dict.fromkeys(saved[results:]) if isinstance(n, fx.Node) and n.name in placeholders and _size(n)]
+    whole = [n for n in kept if n.target is _aten.cat.default]
     dropped = set[fx.Node]()
     for value in sorted(kept, key=_size, reverse=True):
         for cat in whole:
             place = None if cat in dropped or cat is value else _place_in(value, cat)
-            if place is None or not _size(cat) > _size(value) > 0:
+            if place is None or _size(cat) == _size(value):
                 continue
             with backward.graph.inserting_before(first):
                 part = backward.graph.call_function(_aten.slice.Tensor, (placeholders[cat.name], *place))
@@ -122,21 +122,21 @@ def _place_in(value: fx.Node, cat: fx.Node) -> tuple[int, int, int] | None:
     """(axis, start, end) of `value`, or of what it is a concatenation of, in a concatenation; None if it is no part."""
     operands, axis = _concatenated(cat)
     parts, own_axis = _concatenated(value) if value.target is _aten.cat.default else ([value], axis)
-    if own_axis != axis or value.meta["val"].dtype != cat.meta["val"].dtype:
+    sizes = [n.meta["val"].shape[axis] for n in operands]
+    may_be_part = own_axis == axis and value.meta["val"].dtype == cat.meta["val"].dtype
+    if not may_be_part or not all(isinstance(n, int) for n in sizes):
         return None
-    sizes = [0, *accumulate(n.meta["val"].shape[axis] for n in operands)]
+    ends = [0, *accumulate(sizes)]
     begins = range(len(operands) - len(parts) + 1)
-    return next(
-        ((axis, sizes[i], sizes[i + len(parts)]) for i in begins if operands[i : i + len(parts)] == parts), None
-    )
+    return next(((axis, ends[i], ends[i + len(parts)]) for i in begins if operands[i : i + len(parts)] == parts), None)
 
 
 def _concatenated(cat: fx.Node) -> tuple[list[fx.Node], int]:
-    """The operands of a concatenation, and its axis."""
+    """The operands of a concatenation, except for the empty ones that torch allows of another rank, and its axis."""
     (operands, *rest), rank = cat.args, cat.meta["val"].dim()
     axis = rest[0] if rest else cat.kwargs.get("dim", 0)
     assert isinstance(axis, int) and isinstance(operands, list | tuple)
-    return [n for n in operands if isinstance(n, fx.Node)], axis % rank
+    return [n for n in operands if isinstance(n, fx.Node) and n.meta["val"].dim() == rank], axis % rank
 
 
 def narrow_before_repeats(graph: fx.Graph) -> None:
