@@ -322,6 +322,21 @@ def test_random_numbers_follow_the_seed(checked: list[int]) -> None:
     assert not torch.equal(values[0], values[1])
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_another_default_device(training: bool) -> None:
+    """It is where tensors are created that a program makes no use of."""
+    torch._dynamo.reset()
+    net = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5), nn.Linear(64, 3)).train(training)
+    compiled = torch.compile(net, backend="ingot", fullgraph=True)
+    x, values = torch.randn(3, 5), []
+    for i in range(6):
+        torch.manual_seed(0)
+        with torch.device("meta" if i > 3 else "cpu"):
+            values.append(compiled(x))
+            values[-1].sum().backward()
+    torch.testing.assert_close(values[1:], values[:-1], atol=0, rtol=0)
+
+
 def test_calls_by_turns(pair: Pair) -> None:
     """Under autocast and without, with gradients and without, for training and evaluation."""
     net, twin, compiled = pair

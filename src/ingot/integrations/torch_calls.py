@@ -87,7 +87,7 @@ class SeededCall:
             seed = torch.randint((1 << 63) - 1, (1,), device=self.gpu)
             self.run.set_state({RANDOM: torch.nn.functional.pad(seed, (0, 1))})  # as `seed_state` has it
         else:
-            self.run.seed(int(torch.randint((1 << 63) - 1, ())))
+            self.run.seed(int(torch.randint((1 << 63) - 1, (), device="cpu")))  # whatever the default device is
 
     def explain(self, *args: Any) -> str:
         return self.run.explain(*args)

@@ -97,8 +97,7 @@ def import_flat(
 
     constants, numbers: tensors and ints that replace inputs, by position. orders, result_orders: the axis order in
     which the model takes inputs or returns results, by position. in_place: the numbers of results that are new values
-    of inputs, by the positions of these; both are state of the graph. packing: of the
-    last inputs and results.
+    of inputs, by the positions of these; both are state of the graph. packing: of the last inputs and results.
     """
     environment = _environment(module.graph)
     # dynamo checks the guards at each call, and the sizes of parameters with them
