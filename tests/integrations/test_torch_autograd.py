@@ -300,6 +300,21 @@ def test_moments_of_a_batch_norm() -> None:
     assert counters["ingot"]["direct_calls"] == before + 1
 
 
+@pytest.mark.parametrize("is_trained", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_that_is_frozen_in_part(is_trained: tuple[bool, bool], training: bool) -> None:
+    nets = [nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16)).train(training) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    x = torch.randn(7, 5)
+    torch._dynamo.reset()
+    for net, run in zip(nets, (torch.compile(nets[0], backend="ingot", fullgraph=True), nets[1]), strict=True):
+        for p, requires_grad in zip(net[1].parameters(), is_trained, strict=True):
+            p.requires_grad_(requires_grad)
+        run(x).sin().sum().backward()
+    for (name, p), q in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, atol=1e-5, rtol=1e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_open_sizes(dynamic: bool | None) -> None:
     """One pair of programs for all batches, with sizes among what is saved; None: the second batch has it."""

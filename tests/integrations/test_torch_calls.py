@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -108,6 +109,31 @@ def test_kept_gradients_stay(pair: Pair) -> None:
         net.zero_grad(set_to_none=True)
         loss(compiled, seed).backward()
     torch.testing.assert_close(kept, copies[:1], atol=0, rtol=0)
+
+
+def in_another_process(x: Tensor) -> Tensor:
+    """`x` as a process sees it that it was sent to."""
+    memory: Any = x.untyped_storage()
+    file, nbytes = memory._share_fd_cpu_()
+    memory = type(memory)._new_shared_fd_cpu(os.dup(file), nbytes)
+    return torch.empty(0).set_(memory, x.storage_offset(), x.shape, x.stride())
+
+
+def test_gradients_that_are_sent_or_freed(pair: Pair) -> None:
+    """The next call does not take their memory."""
+    net, twin, _ = pair
+    sent: list[Tensor] = []
+    expected: list[Tensor] = []
+    for seed in range(8):
+        agree(pair, seed)
+        if seed < 4:
+            sent.append(in_another_process(cast(Tensor, net.end.weight.grad)))
+            expected.append(cast(Tensor, twin.end.weight.grad))
+        else:
+            cast(Tensor, net.end.weight.grad).untyped_storage().resize_(0)
+        net.zero_grad(set_to_none=True)
+        twin.zero_grad(set_to_none=True)
+    torch.testing.assert_close(sent, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_gradients_are_accumulated_clipped_and_seen_by_hooks(pair: Pair) -> None:

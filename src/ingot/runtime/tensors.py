@@ -71,6 +71,7 @@ class Tensor(Protocol):
 
 class _UntypedStorage(Protocol):
     def nbytes(self) -> int: ...
+    def is_shared(self) -> bool: ...
 
 
 class _Torch(Protocol):
@@ -296,7 +297,8 @@ class TensorResults:
     """Recycled memory for tensor results, as `memory.Results` is for arrays. The storages are torch's own, as callers
     may resize them.
 
-    A storage is recycled only when no caller holds a tensor, an array or the storage itself: torch counts references.
+    A storage is recycled only when no caller holds a tensor, an array or the storage itself, for which torch counts
+    references, and when no caller has freed its memory or shared it with another process.
     """
 
     def __init__(self, limit: int) -> None:
@@ -327,10 +329,10 @@ class TensorResults:
                 self._storages.remove(storage)  # no other thread takes it meanwhile
             except ValueError:
                 continue
-            if (storage.memory.nbytes, storage.stream) == (nbytes, stream) and not storage.is_shared():
+            if (storage.memory.nbytes, storage.stream) == (nbytes, stream) and storage.is_free():
                 return storage
             self._storages.append(storage)
-        self._storages = [s for s in self._storages if s.is_shared()]  # free storages of outdated sizes
+        self._storages = [s for s in self._storages if s.is_held()]  # free storages of outdated sizes
         return None
 
 
@@ -351,8 +353,15 @@ class _Storage:
     def _references(self) -> int:
         return self._count(self._address) + sys.getrefcount(self._object)
 
-    def is_shared(self) -> bool:
+    def is_held(self) -> bool:
         return self._references() > self._own_references
+
+    def is_free(self) -> bool:
+        """Whether no caller of this process or another may read the memory, and it is still there."""
+        is_whole = self._object.nbytes() >= self.memory.nbytes
+        # torch calls all memory of a GPU shared
+        is_private = self.stream >= 0 or not self._object.is_shared()
+        return is_whole and is_private and not self.is_held()
 
 
 def _has_hooks(torch: _Torch) -> bool:

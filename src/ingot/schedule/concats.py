@@ -108,9 +108,10 @@ def _origins(node: Node, axis: int, at: Expr) -> dict[Node, Expr]:
 
 
 def _lanes_share_piece(block: Block, pieces: Sequence[Node], at: Expr, axis: int) -> bool:
-    """Whether all lanes of the position `at` along `axis` are known to fall into the same piece of a concat."""
+    """Whether all lanes of the position `at` along `axis`, which is no tile, are known to fall into the same piece of a
+    concat."""
     if ix.lane_step(at) == 0:
-        return True
+        return at.tile is None
     is_aligned = isinstance(at, Ramp) and at.step == 1 and ix.multiple_of(at.base, block.multiples) % at.lanes == 0
     return is_aligned and all(isinstance(n := x.shape[axis], int) and n % at.lanes == 0 for x in pieces[:-1])
 

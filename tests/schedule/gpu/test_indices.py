@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ingot import ops
+from ingot.ir.interp import interpret
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import DType, Shape, TensorType, bf16, f32, i8
@@ -89,3 +90,13 @@ def test_columns_that_are_split_have_no_remainder() -> None:
     (kernel,) = planned(Graph((x,), (y,)), H100)[1].values()
     text = show_kernel(kernel)
     assert "spread" in text and "% 288" not in text
+
+
+def test_a_piece_of_a_tile_of_one_row_is_selected() -> None:
+    """A tile of one lane is no scalar, of which a branch could be taken."""
+    x, y = arg("x", f32, 5, 3, 16), arg("y", f32, 5, 4, 16)
+    values = ops.Concat(1)(ops.Exp()(x), y)
+    graph = Graph((x, y), (values, ops.Reduce("sum", (2,))(values)))
+    arrays = [np.arange(n, dtype=np.float32).reshape(5, -1, 16) / 320 for n in (240, 320)]
+    for got, want in zip(run_checked(graph, arrays, H100), interpret(graph, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)

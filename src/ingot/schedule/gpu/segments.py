@@ -54,7 +54,7 @@ from ingot.support.dataclass import dataclass
 MAX_SERIAL_UPDATES = 32  # that each element tests one by one
 MAX_FOLD_UPDATES, MIN_FOLD_UPDATES = 128, 8  # per iteration
 TILE_ELEMENTS = 4096  # of updates
-PART_UPDATES = 128  # of a segment that a program combines
+PART_UPDATES = MAX_FOLD_UPDATES  # of a part of a segment: whole iterations
 MIN_UPDATES_FOR_PARTS = 2048
 MIN_ELEMENTS_FOR_STARTS = 4  # of a target, from which on a kernel computes the starts of segments once
 DIGITS_PER_MERGE = 2  # passes of the radix sort in the time of one merge pass
@@ -411,13 +411,14 @@ class _Segments:
         part = top.let(k.add(k.binary("div", begin, size), integer(1)), "part")
         is_long = top.let(k.binary("gt", length, size), "is_long")
         last = top.let(k.select(is_long, ix.mul(part, size), end), "last")
+        # parts are compared, not their updates: turns for longer segments of other lanes would be beyond i32
+        behind = top.let(k.binary("div", k.add(end, integer(PART_UPDATES - 1)), size), "behind")
         own = self._combined_one_by_one(work, row, begin, last, top.let(k.binary("min", most, size), "few"))
         at = _linear(work.index, self.windows.anchor.shape, self._free_dims)
 
         def combined_part(block: Block, offset: Expr) -> tuple[Expr, Expr]:
             number = block.let(k.add(part, offset), "number")
-            in_segment = k.binary("and", is_long, k.binary("lt", ix.mul(number, size), end))
-            live = block.let(in_segment, "live")
+            live = block.let(k.binary("and", is_long, k.binary("lt", number, behind)), "live")
             flat = ix.add(ix.mul(k.add(ix.mul(row, dim_expr(shape[1])), number), dim_expr(product(shape[2:]))), at)
             return read_at(block, buffer, flat, live), live
 

@@ -7,8 +7,8 @@ import pytest
 
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import DType, TensorType, bf16, f32
+from ingot.ir.node import Graph, Input, Node, const
+from ingot.ir.types import DType, TensorType, bf16, f32, u4
 from ingot.passes.core.storage import aligned_rows
 from ingot.passes.core.storage.aligned_rows import align_rows
 from tests.conformance.checked import planned, run_checked
@@ -60,3 +60,15 @@ def test_kernels_read_it_where_it_lies() -> None:
 @pytest.mark.parametrize(("width", "dtype"), [(64, bf16), (57, f32)])
 def test_aligned_rows_and_wide_elements_stay(width: int, dtype: DType) -> None:
     assert not _pads(align_rows(_gradients(width, dtype), 16))
+
+
+def test_levels_are_not_padded() -> None:
+    """Products alone unpack them: no kernel can pad them."""
+    x, levels = Input("x", TensorType(bf16, (520, 2, 32)))(), np.arange(2 * 32 * 33).reshape(2, 32, 33) % 16
+    w = ops.Dequantize()(
+        const(levels.astype(u4.numpy)), const(np.array(7, u4.numpy)), const(np.ones((2, 1, 33), bf16.numpy))
+    )
+    graph = Graph((x,), (ops.DotGeneral(((), ()), ((1, 2), (0, 1)))(x, w),))
+    arrays = [np.random.default_rng(0).integers(-2, 3, (520, 2, 32)).astype(bf16.numpy)]
+    (got,), (want,) = run_checked(graph, arrays, H100), interpret(graph, arrays)
+    np.testing.assert_array_equal(got, want)

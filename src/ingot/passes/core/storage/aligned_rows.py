@@ -48,7 +48,8 @@ def _with_aligned_rows(x: Node, alignment_bytes: int, aligned: dict[Node, Node])
     base = base_of(x)
     size = base.dtype.nbytes
     unit = alignment_bytes // size
-    if base.dtype.bits != 16 or base.type.rank < 2 or isinstance(base.op, Const) or base.shape[-1] % unit == 0:
+    is_stored = not isinstance(base.op, Const) and not base.op.duplicable  # products unpack levels as they read them
+    if base.dtype.bits != 16 or base.type.rank < 2 or not is_stored or base.shape[-1] % unit == 0:
         return x
     width = base.shape[-1] + -base.shape[-1] % unit
     layout = Layout(base.shape, Layout.contiguous((*base.shape[:-1], width)).strides)

@@ -114,7 +114,7 @@ def batch_norm_backward(
         scale = None if running_var is None else ops.Rsqrt()(ops.add(cast(running_var, wide(running_var.dtype)), eps))
     if mean is None or scale is None:
         raise Unsupported("batch_norm's gradient without statistics")
-    types = iter(t.dtype for t, is_wanted in zip(c.results, output_mask, strict=True) if is_wanted)
+    types = iter(c.results)  # of the wanted gradients
     wide_dtype = wide(x.dtype)
     g, x, mean, scale = (cast(v, wide_dtype) for v in (cotangent, x, mean, scale))
     axes = tuple(i for i in range(x.type.rank) if i != 1)
@@ -131,7 +131,7 @@ def batch_norm_backward(
         g = ops.Sub()(ops.Sub()(g, ops.Mul()(centered, over_channels(slope))), over_channels(ops.div(total, count)))
     gradients = ops.Mul()(g, over_channels(factor)), ops.Mul()(product_sums, scale), total
     return tuple(
-        cast(v, next(types)) if is_wanted else None for v, is_wanted in zip(gradients, output_mask, strict=True)
+        cast(v, next(types).dtype) if is_wanted else None for v, is_wanted in zip(gradients, output_mask, strict=True)
     )
 
 
