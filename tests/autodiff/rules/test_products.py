@@ -9,7 +9,7 @@ from ingot import ops
 from ingot.autodiff.reverse import pull_back_cotangents
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input
-from ingot.ir.types import TensorType, f64
+from ingot.ir.types import DType, TensorType, bf16, f16, f32, f64
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -34,6 +34,27 @@ def test_kernels_of_convolutions(ins: int, outs: int, groups: int, step: int, si
         lines = padded[:, o // (outs // groups) * (ins // groups) + i, a::step, b::step][:, :high, :wide]
         expected[o, i, a, b] = (lines * cotangent[:, o]).sum()
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("groups", "size", "dilation"), [(1, 3, 1), (4, 3, 1), (2, 3, 1), (1, 1, 1), (1, 3, 2)])
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_kernels_of_convolutions_with_wide_sums(groups: int, size: int, dilation: int, dtype: DType) -> None:
+    """Of 16-bit operands, with an f32 result and cotangent."""
+    x = Input("x", TensorType(dtype, (2, 4, 7, 6)))()
+    w = Input("w", TensorType(dtype, (8, 4 // groups, size, size)))()
+    geometry = (1, 1), ((1, 1), (1, 1)), (dilation, dilation), (1, 1), "NCHW", "OIHW", "NCHW", groups
+    y = ops.Convolution(*geometry, dtype=f32)(x, w)
+    exact = [Input(n.op.label, TensorType(f64, n.shape))() for n in (x, w) if isinstance(n.op, Input)]
+    wanted = ops.Convolution(*geometry)(*exact)
+    g, wide = (Input("g", n.type)() for n in (y, wanted))
+    (result,), (expected,) = pull_back_cotangents([(y, g)], [w]), pull_back_cotangents([(wanted, wide)], [exact[1]])
+    assert result is not None and expected is not None and result.type == w.type
+    rng = np.random.default_rng(0)
+    image = rng.standard_normal((2, 4, 7, 6)).astype(dtype.numpy)
+    cotangent = rng.standard_normal([int(d) for d in y.shape]).astype(np.float32)
+    (got,) = interpret(Graph((x, g), (result,)), [image, cotangent])
+    (want,) = interpret(Graph((exact[0], wide), (expected,)), [image.astype(np.float64), cotangent.astype(np.float64)])
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("layouts", ["NCHW OIHW NCHW", "NHWC HWIO NHWC", "CNHW IOHW HCNW"])

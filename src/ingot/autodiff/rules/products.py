@@ -10,7 +10,7 @@ from ingot.autodiff.rules.transposed_kernel import summed_products, transposed_k
 from ingot.autodiff.table import reverse
 from ingot.ir.dims import DimLike, is_static
 from ingot.ir.node import Node
-from ingot.ir.types import static_shape
+from ingot.ir.types import f32, static_shape
 
 
 @reverse(ops.DotGeneral)
@@ -128,6 +128,9 @@ def _image_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) ->
 
 def _kernel_cotangent(op: ops.Convolution, image: Node, kernel: Node, g: Node) -> Node:
     groups, window = op.feature_groups, kernel.shape[2:]
+    if image.dtype != g.dtype:  # of 16-bit operands with a result in f32, or the other way around
+        wide = max(image.dtype, g.dtype, f32, key=lambda d: d.bits)
+        image, g = ops.cast(image, wide), ops.cast(g, wide)
     batch, channels = image.shape[:2]
     channels_last = (0, *range(2, len(image.shape)), 1)
     is_depthwise = channels == groups > 1
