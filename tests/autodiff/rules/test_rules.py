@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ingot import ops
-from ingot.autodiff import gradients
+from ingot.autodiff import gradients, pullback
 from ingot.autodiff.rules import RULES
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Input, Node, Op, const
-from ingot.ir.types import TensorType, dtype_of, f32
+from ingot.ir.types import DType, TensorType, bf16, dtype_of, f16, f32, f64
 from ingot.passes.model.lower import lower_model_ops
 from ingot.support.errors import ShapeError
 
@@ -133,6 +133,21 @@ def test_slopes_of_flat_functions_are_0_where_squares_overflow(slope: Op) -> Non
     (derivative,) = gradients(ops.reduce_sum(slope(x)), [x])
     graph = lower_model_ops(Graph((x,), (derivative,)))
     np.testing.assert_array_equal(interpret(graph, [np.asarray([2e19, -2e19, 3e38, -3e38], np.float32)])[0], 0)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_the_gradient_of_gelu_is_rounded_to_16_bits_once(dtype: DType, approximate: str) -> None:
+    """Within half a unit in the last place of the one in float64, beside the errors of float32."""
+    rng = np.random.default_rng(0)
+    values = [rng.uniform(-2, 2, 4000).astype(dtype.numpy) for _ in range(2)]
+    slopes: list[np.ndarray] = []
+    for t in (dtype, f64):
+        x, g = (Input(name, TensorType(t, (4000,)))() for name in "xg")
+        derivative = lower_model_ops(Graph((x, g), (pullback(ops.Gelu(approximate), x, g),)))
+        slopes.append(interpret(derivative, [v.astype(t.numpy) for v in values])[0].astype(np.float64))
+    roundoff = 2.0**-8 if dtype == bf16 else 2.0**-11
+    np.testing.assert_allclose(*slopes, rtol=1.01 * roundoff, atol=1e-6)
 
 
 def test_products_with_zeros_and_extremes_that_tie_are_as_in_torch() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from ingot import ops
 from ingot.autodiff.table import constant_everywhere, reverse
 from ingot.ir.node import Node, Op
+from ingot.ir.types import bf16, f16, f32
 from ingot.ops import add, div, mul, sub
 
 constant_everywhere(
@@ -59,16 +60,19 @@ for _op, _partial in _UNARY.items():
 
 @reverse(ops.Gelu)
 def _gelu(node: Node, g: Node) -> list[Node]:
-    """The derivative of x P(x) is P + x P'."""
+    """The derivative of x P(x) is P + x P'. It is rounded to 16 bits once, with the cotangent, as PyTorch's is."""
     assert isinstance(node.op, ops.Gelu)
     (x,) = node.inputs
+    dtype = x.dtype
+    if dtype in (bf16, f16):
+        x, g = ops.cast(x, f32), ops.cast(g, f32)
     if node.op.approximate == "tanh":
         scale = math.sqrt(8 / math.pi)
         u = mul(x, add(mul(_square(x), 0.044715 * scale), scale))
         p = ops.Logistic()(u)
         slope = mul(mul(p, ops.Logistic()(ops.Neg()(u))), add(mul(_square(x), 3 * 0.044715 * scale), scale))
-        return [mul(g, add(p, mul(x, slope)))]
-    return [mul(g, ops.GeluDerivative()(x))]
+        return [ops.cast(mul(g, add(p, mul(x, slope))), dtype)]
+    return [ops.cast(mul(g, ops.GeluDerivative()(x)), dtype)]
 
 
 @reverse(ops.GeluDerivative)
