@@ -118,6 +118,11 @@ class Operands:
         return Operands(a, b, loops, multiplied, pack, None, is_copied, is_of_operands, matrices)
 
     @property
+    def is_rewritten(self) -> bool:
+        """Whether B is read from a pack or from a copy."""
+        return self.pack is not None or self.is_copied
+
+    @property
     def levels(self) -> Levels | None:
         """B's, if they are dequantized in registers."""
         return None if self.packed is None or self.is_copied else self.packed.levels
@@ -125,15 +130,15 @@ class Operands:
     @cached_property
     def read_loops(self) -> Loops:
         """With the strides of the pack or of the copy, if there is one, as B's."""
-        is_packed = self.pack is not None or self.is_copied
-        return packed_loops(self.loops, _packed_order(self.loops, self.multiplied)) if is_packed else self.loops
+        order = _packed_order(self.loops, self.multiplied)
+        return packed_loops(self.loops, order) if self.is_rewritten else self.loops
 
     def boxes(self, machine: Machine, copy: Arg = FIRST_TEMP) -> Boxes | None:
         """Those of A and of B, its pack or its copy, if the product may read these. copy: the argument for the copy."""
         if not (machine.has_box_copies and self.multiplied.by_tensor_cores and self.is_in_memory):
             return None
         b = (self.b.offset, Arg("in", self.b.at))
-        if self.pack is not None or self.is_copied:
+        if self.is_rewritten:
             b = (0, Arg("pack", 0) if self.pack is not None else copy)
         return boxes_of(self.read_loops, self.multiplied, (self.a.offset, Arg("in", self.a.at)), b)
 
@@ -146,7 +151,7 @@ class Operands:
         if packed is not None and not self.is_copied:
             loops = packed_loops(self.loops, (*self.loops.reduce, *self.loops.cols))
             return Source(packed.levels.buffer, 0, loops, packed.arguments(), unread, packs, packed.levels)
-        if self.pack is None and not self.is_copied:
+        if not self.is_rewritten:
             return Source(self.b.buffer, self.b.offset, self.loops)
         if packed is None and not has_other_users(body, body.inputs[self.b.at], anchor):
             unread = (self.b.at,)

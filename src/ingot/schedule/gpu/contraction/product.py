@@ -114,9 +114,8 @@ class _Product:
         group = Group.of(body, ins, outs)
         operands = Operands.of(body, ins, constant, anchor, group.operands.ins, machine)
         multiplied, matrices = operands.multiplied, operands.matrices
-        is_packed = operands.pack is not None or operands.is_copied
         shape = _shape_of(body, anchor, operands, machine)
-        site = product_site(body, (anchor,), operands.loops, shape, machine, packed=is_packed)
+        site = product_site(body, (anchor,), operands.loops, shape, machine, packed=operands.is_rewritten)
         tiling = decided(site, machine, Tiling)
         first = 0 if tiling.parts == 1 else len(tiles_of(tiling))  # of the temporaries behind those of parts
         boxes = operands.boxes(machine, Arg("temp", first)) if tiling.boxes else None
