@@ -64,7 +64,6 @@ def test_fast_math_has_counterexamples() -> None:
     assert len(results) == len(FAST_MATH) and all(v.witness for v in results)
 
 
-@pytest.mark.slow
 def test_structural_rules_hold_for_all_sizes() -> None:
     proved = {v.rule.split(",")[0] for v in check(instances.verdicts((f16, bf16, f32, i8, i32, u8, boolean)))}
     expected = {r.name for s in (SHAPES, VIEW_CHAINS, GELU, mask_rules(Positions()), Positions().rules()) for r in s}

@@ -289,6 +289,16 @@ def masks() -> Iterator[Instance]:
             yield "causal-mask", f"{case}, {what}", ops.Attention()(q, k, v, mask)
         for what, mask in (("true", ops.full(sees.shape, True, boolean)), ("0", ops.full(sees.shape, 0.0, f32))):
             yield "idle-mask", f"{case}, {what}", ops.Attention()(q, k, v, mask)
+        everywhere = (3, heads, rows, cols)
+        row, col, seen, added = (ops.BroadcastInDim(everywhere, (2, 3))(x) for x in (row, col, seen, added))
+        sees = ops.Compare("GE")(row, col)
+        shown = ops.where(ops.and_(sees, seen), added, ops.full(everywhere, -np.inf, f32))
+        samples = ops.BroadcastInDim(everywhere, (0, 3))(arg("s", 3, cols, dtype=boolean))
+        for what, mask in (
+            ("of positions", sees), ("of numbers", shown), ("of samples, not of heads", ops.and_(sees, samples)),
+            ("of an iota", ops.Compare("GE")(ops.Iota(row.type, 2)(), col)),
+        ):  # fmt: skip
+            yield "shared-mask", f"{case}, {what}", ops.Attention()(q, k, v, mask)
 
 
 # --- scalars

@@ -180,7 +180,8 @@ def _masks_differ(terms: Terms, before: Node, after: Node) -> z3.BoolRef:
     (p, given), (r, got) = (_added(terms, n, index) for n in (before, after))
     # a mask whose added terms are NaN or +inf where it hides a key has no meaning
     ordinary = [z3.Not(z3.Or(z3.fpIsNaN(m), z3.And(z3.fpIsInf(m), z3.fpIsPositive(m)))) for m in (*p, *r)]
-    return z3.And(*ordinary, z3.Not(z3.fpEQ(given, got)))
+    same = z3.Or(z3.fpEQ(given, got), z3.And(z3.fpIsNaN(given), z3.fpIsNaN(got)))
+    return z3.And(*ordinary, z3.Not(same))
 
 
 def _added(terms: Terms, n: Node, index: Index) -> tuple[list[z3.FPRef], z3.FPRef]:
