@@ -6,7 +6,7 @@ around to the first elements, so that loads need no mask and only the stores of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from math import prod
@@ -28,7 +28,7 @@ from ingot.schedule.block import Block
 from ingot.schedule.buffers import Operands, body_dims, symbol_params
 from ingot.schedule.emit import Emitter, Index, Leaf
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.group_io import result_index
+from ingot.schedule.group_io import operand_memory, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack, Step
 from ingot.support.dataclass import dataclass
@@ -208,23 +208,32 @@ def write(
 @dataclass(frozen=True)
 class Group:
     """A fused group as its kernels see it: its body, the layouts of operands and results, and their aligned buffers.
-    The body's results past the last layout are computed, but not stored."""
+    The body's results past the last layout are computed, but not stored. constants: which operands are constants.
+    unread: which operands no kernel reads."""
 
     body: Graph
     ins: tuple[Layout, ...]
     outs: tuple[Layout, ...]
     operands: Operands
-    unread: tuple[int, ...] = ()  # operands that no kernel reads
+    constants: frozenset[int] = frozenset()
+    unread: tuple[int, ...] = ()
 
     @staticmethod
-    def of(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> Group:
+    def of(
+        body: Graph, ins: Iterable[Layout], outs: Iterable[Layout], constants: frozenset[int] = frozenset()
+    ) -> Group:
         plain = Operands.of(body)
         aligned = (tuple(replace(b, align=ALIGNMENT_BYTES) for b in buffers) for buffers in (plain.ins, plain.outs))
-        return Group(body, ins, outs, Operands(*aligned))
+        return Group(body, tuple(ins), tuple(outs), Operands(*aligned), constants)
 
-    def without(self, index: int) -> Group:
-        """The same group, whose kernels do not read operand `index`."""
-        return replace(self, unread=(*self.unread, index))
+    def memory(self, operand: Node) -> tuple[int, Layout]:
+        """The input that holds an operand of a node of the body, and its layout there. Raises CompileError if no
+        strides express it."""
+        return operand_memory(self.body, operand, self.ins)
+
+    def without(self, *indices: int) -> Group:
+        """The same group, whose kernels do not read these operands."""
+        return replace(self, unread=(*self.unread, *indices))
 
     def storing(self, count: int) -> Group:
         """The same group, whose kernels store its first `count` results alone."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import compress
 
+from ingot import ops
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
-from ingot.ops.group import Group
 from ingot.schedule.gpu.attention.flash import lower_attention
 from ingot.schedule.gpu.attention.gradients import lower_attention_gradients
 from ingot.schedule.gpu.attention.mask_gradient import lower_attention_mask_gradient
 from ingot.schedule.gpu.attention.paged import lower_paged_attention
-from ingot.schedule.gpu.blocks import drop_narrow_hints
+from ingot.schedule.gpu.blocks import Group, drop_narrow_hints
 from ingot.schedule.gpu.contraction.depthwise.gradient import lower_depthwise_gradient
 from ingot.schedule.gpu.contraction.product import lower_contraction
 from ingot.schedule.gpu.launching import await_producers
@@ -27,10 +27,11 @@ from ingot.schedule.gpu.window import lower_window
 from ingot.schedule.lowered import Lowered
 from ingot.support.errors import CompileError
 
-Strategy = Callable[[Graph, tuple[Layout, ...], tuple[Layout, ...], Machine], Lowered]
+Strategy = Callable[[Group, Machine], Lowered]
 
 
 STRATEGIES: dict[str, Strategy] = {
+    "contraction": lower_contraction,
     "attention": lower_attention,
     "attention_with_sums": lower_attention,
     "attention_gradients": lower_attention_gradients,
@@ -45,26 +46,23 @@ STRATEGIES: dict[str, Strategy] = {
     "sort": lower_sort,
     "scatter": lower_scatter,
     "update": lower_update,
+    "lstm": lower_recurrent,
+    "gru": lower_recurrent,
+    "rnn": lower_recurrent,
 }
-RECURRENT = ("lstm", "gru", "rnn")
 
 
 def lower(
-    group: Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
+    group: ops.Group, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
 ) -> Lowered:
     """Lower `group`. ins, outs: layouts of operands and results. constant: which operands are constants. Raises
     CompileError."""
     if all(any(d == 0 for d in n.shape) for n in group.body.outputs):
         return Lowered(())
-    if group.kind in RECURRENT:
-        return drop_narrow_hints(lower_recurrent(group.body, ins, outs, constant, machine))
-    if group.kind == "contraction":
-        low = lower_contraction(group.body, ins, outs, constant, machine)
-    elif (strategy := STRATEGIES.get(group.kind)) is not None:
-        low = strategy(group.body, ins, outs, machine)
-    else:
-        kinds = ", ".join([*STRATEGIES, *RECURRENT, "contraction"])
-        raise CompileError(f"no kernel strategy for a {group.kind} group", expected=kinds)
+    strategy = STRATEGIES.get(group.kind)
+    if strategy is None:
+        raise CompileError(f"no kernel strategy for a {group.kind} group", expected=", ".join(STRATEGIES))
+    low = strategy(Group.of(group.body, ins, outs, frozenset(compress(range(len(ins)), constant))), machine)
     return drop_narrow_hints(await_producers(low, machine))
 
 

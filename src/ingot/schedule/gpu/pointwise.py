@@ -12,8 +12,6 @@ from __future__ import annotations
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, estimate, product
 from ingot.ir.kernel import Tile
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
 from ingot.ops import Reshape, Transpose
 from ingot.schedule.block import Block
 from ingot.schedule.collapse_dims import collapse_dims
@@ -29,17 +27,18 @@ MIN_LANE_UTILIZATION = 0.8  # of the columns of all tiles
 ELEMENTS_PER_WARP = 256  # 8 per thread
 
 
-def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_pointwise(group: Group, machine: Machine) -> Lowered:
     """Lower to one kernel; all results have the same shape."""
-    body, ins, outs = collapse_dims(body, ins, outs) or (body, ins, outs)
-    group = Group.of(body, ins, outs)
+    collapsed = collapse_dims(group.body, group.ins, group.outs)
+    group = group if collapsed is None else Group.of(*collapsed)
+    result = group.body.outputs[0]
     tile = _tile(group, machine)
     if tile is not None:
         return _lower_tiles(group, tile)
-    work = Elements.of(group, body.outputs[0], machine, MIN_ELEMENTS, MAX_ELEMENTS)
+    work = Elements.of(group, result, machine, MIN_ELEMENTS, MAX_ELEMENTS)
     for root, buffer, layout in work.group.results:
         write(work.top, work.em, root, buffer, layout, work.index, work.span.in_bounds)
-    chunks = ceildiv(product(body.outputs[0].shape), work.tile[1])
+    chunks = ceildiv(product(result.shape), work.tile[1])
     return Lowered((work.group.step("pointwise", work.chunk, chunks, work.top),))
 
 

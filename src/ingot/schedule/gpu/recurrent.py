@@ -80,11 +80,9 @@ def has_persistent_kernel(node: Node, machine: Machine) -> bool:
     return single and node.inputs[0].shape[0] != 0 and Split.of(node, machine) is not None
 
 
-def lower_recurrent(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
-) -> Lowered:
+def lower_recurrent(group: Group, machine: Machine) -> Lowered:
     """Lower a layer that `has_persistent_kernel`: projections, and the kernel over time."""
-    return _Scan(body, ins, outs, constant, machine).lower()
+    return _Scan(group, machine).lower()
 
 
 def _compute_type(node: Node) -> DType:
@@ -98,23 +96,15 @@ def _bind_mask(block: Block, *masks: Expr | None) -> Expr | None:
 
 
 class _Scan:
-    def __init__(
-        self,
-        body: Graph,
-        ins: tuple[Layout, ...],
-        outs: tuple[Layout, ...],
-        constant: tuple[bool, ...],
-        machine: Machine,
-    ) -> None:
-        self.anchor, self.op = anchor_of(body)
-        self.body, self.ins, self.outs, self.constant, self.machine = body, ins, outs, constant, machine
+    def __init__(self, group: Group, machine: Machine) -> None:
+        self.anchor, self.op = anchor_of(group.body)
+        self.group, self.machine = group, machine
         split = Split.of(self.anchor, machine)
         assert split is not None
         self.split, self.dtype, self.hidden = split, _compute_type(self.anchor), self.op.hidden
         self.steps, self.batch, _ = self.anchor.inputs[0].shape
         self.directions = self.op.directions()
         self.cells = [Cell.of(self.anchor, d, self.dtype) for d in self.directions]
-        self.group = Group.of(body, ins, outs)
         self.launches: list[Step] = []
         self.temps: list[DimLike] = []
         self.packs: list[Pack] = []
@@ -137,8 +127,8 @@ class _Scan:
 
     def _compute(self, value: Node, layout: Layout, to: Arg) -> None:
         """Append a kernel that stores a pointwise value of the group's inputs."""
-        graph, used = subgraph(self.body, value)
-        low = lower_pointwise(graph, tuple(self.ins[i] for i in used), (layout,), self.machine)
+        graph, used = subgraph(self.group.body, value)
+        low = lower_pointwise(Group.of(graph, (self.group.ins[i] for i in used), (layout,)), self.machine)
         self._append(low, [Arg("in", i) for i in used], to)
 
     def _converted_input(self) -> tuple[Node, Layout, Arg] | None:
@@ -153,17 +143,18 @@ class _Scan:
 
     def _project(self, cell: Cell, to: Arg, converted: tuple[Node, Layout, Arg] | None) -> None:
         """Append the contraction that computes P of one direction."""
-        inputs, body, width = self.anchor.inputs, self.body, self.op.gates * self.hidden
-        ins, args, constant = self.ins, [Arg("in", i) for i in range(len(self.ins))], self.constant
+        inputs, body, width = self.anchor.inputs, self.group.body, self.op.gates * self.hidden
+        ins = self.group.ins
+        args = [Arg("in", i) for i in range(len(ins))]
         if converted is not None:
             x, layout, x_arg = converted
             inputs, body = (x, *inputs[1:]), Graph((*body.inputs, x), body.outputs)
-            ins, args, constant = (*ins, layout), [*args, x_arg], (*constant, False)
+            ins, args = (*ins, layout), [*args, x_arg]
         graph, used = subgraph(body, input_projection(self.op, inputs, cell.at, self.dtype).node)
         rows = self.batch * width
         layout = Layout(graph.outputs[0].shape, (rows, width, 1), rows * self.steps * cell.at.index)
-        is_constant = tuple(constant[i] for i in used)
-        low = lower_contraction(graph, tuple(ins[i] for i in used), (layout,), is_constant, self.machine)
+        constants = frozenset(n for n, i in enumerate(used) if i in self.group.constants)
+        low = lower_contraction(Group.of(graph, (ins[i] for i in used), (layout,), constants), self.machine)
         self._append(low, [args[i] for i in used], to)
 
     # -- the kernel
@@ -176,7 +167,7 @@ class _Scan:
             self._project(cell, rows[1], converted)
         if not isinstance(self.steps, int):  # the final states if there is no time step
             for i, initial in enumerate(self.anchor.inputs[4 : 4 + self.op.states], 1):
-                self._compute(initial, self.outs[i], Arg("out", i))
+                self._compute(initial, self.group.outs[i], Arg("out", i))
         outputs = self._temp("outputs", 2 * state)
         others = [self._temp(f"state{i}", state) for i in range(1, self.op.states)]
         meeting = Buffer("arrived", i64, writable=True, align=ALIGNMENT_BYTES), Arg("zeros", 0)
@@ -329,7 +320,7 @@ class _Row:
             store_tile(b, buffer, offset, k.cast(value, buffer.dtype), self.in_bounds)
 
         def result(b: Block, number: int, index: Index, value: Expr) -> None:
-            layout = scan.outs[number]
+            layout = scan.group.outs[number]
             store(b, scan.group.operands.outs[number], ix.linear(index, layout.strides, layout.offset), value)
 
         result(block, 0, (self.position, scan.direction, self.row, column), y)

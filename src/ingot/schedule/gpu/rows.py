@@ -22,7 +22,6 @@ from functools import cached_property
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Tile
-from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import DType, Shape, f32, f64, i64
 from ingot.ops import ArgReduce, Reduction, Reshape
@@ -57,22 +56,22 @@ MAX_F64_SUM_TERMS = 32  # with few elements, all close to the mean, rounding err
 Partials = tuple[tuple[Buffer, Arg], ...]  # values of parts of rows; of arg reductions the positions, too
 
 
-def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
-    group, rows = row_group(body, ins, outs)
+def lower_rows(group: Group, machine: Machine) -> Lowered:
+    group, rows = row_group(group)
     parts = RowTiles(group, rows, machine).suggested_parts
     return RowTiles(group, rows, machine).lower() if parts == 1 else _lower_split(group, rows, machine, parts)
 
 
-def row_group(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...]) -> tuple[Group, Rows]:
-    """The group over the fewest dimensions, without reshapes of its inputs and results, and its rows."""
-    rows = rows_of(body)
+def row_group(group: Group) -> tuple[Group, Rows]:
+    """A group over the fewest dimensions, without reshapes of its inputs and results, and its rows."""
+    rows = rows_of(group.body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
     for simplify in (without_reshapes, collapse_box):
-        simpler = simplify(body, rows, ins, outs)
+        simpler = simplify(group.body, rows, group.ins, group.outs)
         if simpler is not None:
-            return row_group(*simpler)
-    return Group.of(body, ins, outs), rows
+            return row_group(Group.of(*simpler))
+    return group, rows
 
 
 def _lower_split(group: Group, rows: Rows, machine: Machine, parts: int) -> Lowered:

@@ -36,24 +36,21 @@ MIN_PREFETCHED_TURNS, PREFETCHING_PROGRAMS_PER_PROCESSOR, PREFETCH_STAGES = 6, 4
 TILE_ELEMENTS = 1024  # fewer than of rows alone: totals need registers, too, and threads add few rows of a tile
 
 
-def lower_rows_and_columns(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_rows_and_columns(group: Group, machine: Machine) -> Lowered:
+    body, ins, outs = group.body, group.ins, group.outs
     totals = [n for n in reductions_of(body) if reduces_columns(n)]
     of_columns = [i for i, n in enumerate(body.outputs) if not {*totals}.isdisjoint(topological([n]))]
     of_rows = [i for i in range(len(outs)) if i not in of_columns]
     held = body.with_outputs((*(body.outputs[i] for i in of_rows), *(n.inputs[0] for n in totals)))
     summed = [Layout.contiguous(n.inputs[0].shape) for n in totals]
-    group, rows = row_group(held, ins, (*(outs[i] for i in of_rows), *summed))
-    first, partials = _lower_rows(group.storing(len(of_rows)), rows, totals, machine)
+    holder, rows = row_group(Group.of(held, ins, (*(outs[i] for i in of_rows), *summed)))
+    first, partials = _lower_rows(holder.storing(len(of_rows)), rows, totals, machine)
     last_body = _column_body(body.with_outputs(body.outputs[i] for i in of_columns), totals, partials)
     layouts = (*ins, *(Layout.contiguous(t.shape) for t in partials))
     read = {*topological(last_body.outputs)}
     used = [i for i, n in enumerate(last_body.inputs) if n in read]
-    last = lower_rows(
-        Graph(tuple(last_body.inputs[i] for i in used), last_body.outputs),
-        tuple(layouts[i] for i in used),
-        tuple(outs[i] for i in of_columns),
-        machine,
-    )
+    last_body = Graph(tuple(last_body.inputs[i] for i in used), last_body.outputs)
+    last = lower_rows(Group.of(last_body, (layouts[i] for i in used), (outs[i] for i in of_columns)), machine)
     operands = [*(Arg("in", i) for i in range(len(ins))), *(Arg("temp", i) for i in range(len(totals)))]
     first = first.inlined(operands, [Arg("out", i) for i in of_rows], 0)
     last = last.inlined([operands[i] for i in used], [Arg("out", i) for i in of_columns], len(totals))

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr, Lit, Tile, Var
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import DType
 from ingot.ops import CumReduce
 from ingot.ops.core.base import identity_of
@@ -36,10 +35,10 @@ MAX_INTERLEAVED_ROWS = 32  # rows of a tile whose elements are adjacent in memor
 MAX_PARTS = 1024  # of a row
 
 
-def lower_scan(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_scan(group: Group, machine: Machine) -> Lowered:
     """Lower a CumReduce with its prologue and epilogue."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, CumReduce))
-    scan = _Scan.of(anchor, Group.of(body, ins, outs), machine)
+    anchor = next(n for n in group.body.nodes() if isinstance(n.op, CumReduce))
+    scan = _Scan.of(anchor, group, machine)
     if scan.parts == 1:
         return Lowered((scan.scan_step(None),))
     partial = Buffer("partial", scan.dtype, writable=True), Arg("temp", 0)

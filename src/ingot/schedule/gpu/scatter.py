@@ -13,8 +13,7 @@ from __future__ import annotations
 from ingot.ir import kernel as k
 from ingot.ir.dims import ceildiv, product
 from ingot.ir.kernel import Expr
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, rebuild
+from ingot.ir.node import rebuild
 from ingot.ops import DynamicUpdateSlice, Scatter
 from ingot.ops.core.base import Category, category
 from ingot.ops.views import pull_back
@@ -37,18 +36,18 @@ from ingot.schedule.index import ZERO, dim_expr, mask_and
 from ingot.schedule.lowered import Lowered
 
 
-def lower_scatter(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_scatter(group: Group, machine: Machine) -> Lowered:
     """Lower a Scatter or a DynamicUpdateSlice, and the reshapes and transposes after it."""
+    body, ins, outs = group.body, group.ins, group.outs
     anchor = next((n for n in body.nodes() if isinstance(n.op, Scatter)), None)
     if anchor is None:
         # an element's own index tells whether it is in the updated slice
-        return lower_pointwise(body, ins, outs, machine)
+        return lower_pointwise(group, machine)
     windows = Windows(anchor)
     if pull_back(body.outputs[0], anchor, outs[0]) is not None and (windows.are_disjoint or _is_sparse(windows)):
         copied = body.with_outputs(rebuild(body.outputs, {anchor: anchor.inputs[0]}))
-        update = lower_update(body, ins, outs, machine)
-        return Lowered((*lower_pointwise(copied, ins, outs, machine).steps, *update.steps), update.temps)
-    group = Group.of(body, ins, outs)
+        copy, update = lower_pointwise(Group.of(copied, ins, outs), machine), lower_update(group, machine)
+        return Lowered((*copy.steps, *update.steps), update.temps)
     if _is_sorted(windows):
         return lower_by_segments(windows, group, machine)
     return _lower_serial(windows, group, machine)
@@ -103,15 +102,14 @@ def _lower_serial(windows: Windows, group: Group, machine: Machine) -> Lowered:
     return Lowered((work.step("scatter"),))
 
 
-def lower_update(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_update(group: Group, machine: Machine) -> Lowered:
     """Lower an update in place. An updated slice and disjoint updates iterate over the updates, each of which reads and
     writes elements of its own, as do the first updates of targets; others over all elements, each of which is read by
     the program that writes it."""
-    anchor = next(n for n in body.nodes() if category(n.op) is Category.SCATTER)
-    op, out = anchor.op, pull_back(body.outputs[0], anchor, outs[0])
+    anchor = next(n for n in group.body.nodes() if category(n.op) is Category.SCATTER)
+    op, out = anchor.op, pull_back(group.body.outputs[0], anchor, group.outs[0])
     assert out is not None  # else it is not in place
     updates = anchor.inputs[2 if isinstance(op, Scatter) else 1]
-    group = Group.of(body, ins, outs)
     if isinstance(op, Scatter) and not (windows := Windows(anchor)).are_disjoint:
         if _is_sparse(windows):
             return lower_to_targets(windows, group, out, machine)

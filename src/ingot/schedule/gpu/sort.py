@@ -12,7 +12,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import i64
 from ingot.ops import Sort
 from ingot.schedule import index as ix
@@ -25,12 +25,11 @@ from ingot.schedule.index import linear
 from ingot.schedule.lowered import Lowered, Step
 
 
-def lower_sort(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_sort(group: Group, machine: Machine) -> Lowered:
     """Lower a Sort: kernels that compute the order, and one that gathers the operands."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, Sort))
+    anchor = next(n for n in group.body.nodes() if isinstance(n.op, Sort))
     op, x = anchor.op, anchor.inputs[0]
     assert isinstance(op, Sort)
-    group = Group.of(body, ins, outs)
     keys, temps = anchor.inputs[: op.num_keys], list[DimLike]()
     others = tuple(d for d in range(x.type.rank) if d != op.dimension)
     emitters: dict[Block, Emitter] = {}

@@ -10,8 +10,6 @@ from __future__ import annotations
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, dim_max
 from ingot.ir.kernel import Expr
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
 from ingot.ops import ReduceWindow
 from ingot.ops.core.base import dilated_size, identity_of
 from ingot.schedule import index as ix
@@ -27,12 +25,12 @@ from ingot.schedule.lowered import Lowered
 _MAX_CHECKED_TAPS = 64  # of a window that may be short of x: outside of it, their loads are masked
 
 
-def lower_window(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_window(group: Group, machine: Machine) -> Lowered:
     """Lower a ReduceWindow with its prologue and epilogue."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, ReduceWindow))
+    anchor = next(n for n in group.body.nodes() if isinstance(n.op, ReduceWindow))
     op, (x,) = anchor.op, anchor.inputs
     assert isinstance(op, ReduceWindow)
-    work = Elements.of(Group.of(body, ins, outs), anchor, machine)
+    work = Elements.of(group, anchor, machine)
     dtype, tile = accumulator(x.dtype), work.tile
     fn, identity = combining_op(op.kind, dtype), identity_of(op.kind, dtype)
     acc = register(work.top, "acc", constant_tile(dtype, tile, identity))

@@ -20,8 +20,7 @@ from typing import NamedTuple, Self
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, floordiv, is_static
 from ingot.ir.kernel import Buffer, Expr, Tile
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import f32, i64
 from ingot.ops import Attention, AttentionWithSums
 from ingot.schedule import index as ix
@@ -55,10 +54,10 @@ LONG_HEAD_SHARED_BYTES = 160 << 10  # that three stages of longer heads take
 SHORT_HEAD_SIZE = 64  # up to which several programs of three stages fit on a multiprocessor
 
 
-def lower_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_attention(group: Group, machine: Machine) -> Lowered:
     """Lower an Attention with its epilogue, or an AttentionWithSums. Raises CompileError for a symbolic head size."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, Attention | AttentionWithSums))
-    return Flash.of(anchor, body, ins, outs, machine).lower()
+    anchor = next(n for n in group.body.nodes() if isinstance(n.op, Attention | AttentionWithSums))
+    return Flash.of(anchor, group, machine).lower()
 
 
 class _Sums(NamedTuple):
@@ -81,8 +80,7 @@ class Flash:
     machine: Machine
 
     @classmethod
-    def of(cls, anchor: Node, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Self:
-        group = Group.of(body, ins, outs)
+    def of(cls, anchor: Node, group: Group, machine: Machine) -> Self:
         scores = Scores.of(anchor, group)
         inputs = [Operand.of(group, x) for x in anchor.inputs[:3]]
         return cls(anchor, group, scores, Dropout.of(anchor, group), inputs, machine)

@@ -17,8 +17,7 @@ from typing import ClassVar, Self
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import f32
 from ingot.ops import AttentionGradients
 from ingot.schedule import index as ix
@@ -48,12 +47,10 @@ SHORT_HEAD_SIZE = 64
 WIDE_SIDE = 32  # of tiles of f32, whose products are not those of tensor cores
 
 
-def lower_attention_gradients(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-) -> Lowered:
+def lower_attention_gradients(group: Group, machine: Machine) -> Lowered:
     """Lower an AttentionGradients that has y and sums. Raises CompileError for a symbolic head size."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, AttentionGradients))
-    return Gradients.of(anchor, Group.of(body, ins, outs), machine).lower()
+    anchor = next(n for n in group.body.nodes() if isinstance(n.op, AttentionGradients))
+    return Gradients.of(anchor, group, machine).lower()
 
 
 @dataclass

@@ -13,8 +13,6 @@ from typing import ClassVar
 
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
 from ingot.ir.types import f32, i64, static_shape
 from ingot.ops import AttentionMaskGradient
 from ingot.schedule import index as ix
@@ -42,12 +40,10 @@ MAX_SIDE, MAX_WIDE_SIDE = 64, 32  # of tiles; of those of f32
 MAX_PARTS = 64
 
 
-def lower_attention_mask_gradient(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-) -> Lowered:
+def lower_attention_mask_gradient(group: Group, machine: Machine) -> Lowered:
     """Lower an AttentionMaskGradient of static sizes, whose mask has all queries and keys."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, AttentionMaskGradient))
-    return _MaskGradient.of(anchor, Group.of(body, ins, outs), machine).lower()
+    anchor = next(n for n in group.body.nodes() if isinstance(n.op, AttentionMaskGradient))
+    return _MaskGradient.of(anchor, group, machine).lower()
 
 
 @dataclass

@@ -15,15 +15,13 @@ from functools import cached_property
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, is_static
 from ingot.ir.kernel import Expr
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
 from ingot.ir.types import f32
 from ingot.ops import PagedAttention
 from ingot.schedule.block import Block
 from ingot.schedule.choice import Flash as FlashChoice
 from ingot.schedule.gpu.attention.flash import MAX_PARTS, Flash
 from ingot.schedule.gpu.attention.scores import Operand
-from ingot.schedule.gpu.blocks import Span, all_of
+from ingot.schedule.gpu.blocks import Group, Span, all_of
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Lowered
@@ -31,10 +29,10 @@ from ingot.schedule.lowered import Lowered
 OPEN_PARTS = 4  # of the keys, where the number of rows is symbolic: from one, with few programs, to hundreds
 
 
-def lower_paged_attention(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
+def lower_paged_attention(group: Group, machine: Machine) -> Lowered:
     """Lower a PagedAttention with its epilogue. Raises CompileError for a symbolic head size."""
-    anchor = next(n for n in body.nodes() if isinstance(n.op, PagedAttention))
-    return _Paged.of(anchor, body, ins, outs, machine).lower()
+    anchor = next(n for n in group.body.nodes() if isinstance(n.op, PagedAttention))
+    return _Paged.of(anchor, group, machine).lower()
 
 
 class _Paged(Flash):

@@ -17,7 +17,6 @@ from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.emit import Index
 from ingot.schedule.gpu.blocks import Group, Span, power_of_two, read_at
-from ingot.schedule.group_io import operand_memory
 from ingot.schedule.index import ZERO, dim_expr, integer, mask_and
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
@@ -37,7 +36,7 @@ class Operand:
     @staticmethod
     def of(group: Group, x: Node) -> Operand:
         """Raises CompileError if no strides express the operand."""
-        index, layout = operand_memory(group.body, x, group.ins)
+        index, layout = group.memory(x)
         return Operand(group.operands.ins[index], layout)
 
 

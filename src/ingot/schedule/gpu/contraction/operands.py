@@ -12,8 +12,7 @@ from functools import cached_property
 
 from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.kernel import Buffer
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ops import Dequantize
 from ingot.schedule.axes import Axis
 from ingot.schedule.dimension_numbers import Loops, loops_of, reduction_in_memory_order, rows_in_memory_order
@@ -26,7 +25,6 @@ from ingot.schedule.gpu.contraction.levels.widened import widened_step
 from ingot.schedule.gpu.contraction.operand_types import Multiplied
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.group_io import operand_memory
 from ingot.schedule.lowered import Arg, Pack, Step
 from ingot.support.dataclass import dataclass
 
@@ -83,33 +81,25 @@ class Operands:
     matrices: Boxes | None  # of f32, of whose limbs products are made
 
     @staticmethod
-    def of(
-        body: Graph,
-        ins: tuple[Layout, ...],
-        constant: tuple[bool, ...],
-        anchor: Node,
-        buffers: tuple[Buffer, ...],
-        machine: Machine,
-    ) -> Operands:
-        """buffers: of the group's inputs, with layouts `ins`."""
+    def of(group: Group, anchor: Node, machine: Machine) -> Operands:
         x, y = anchor.inputs
         dtypes = x.dtype, y.dtype
         has_levels = isinstance(y.op, Dequantize)
         y = y.inputs[0] if has_levels else y
-        (a_at, a_layout), (b_at, b_layout) = (operand_memory(body, n, ins) for n in (x, y))
+        (a_at, a_layout), (b_at, b_layout) = map(group.memory, (x, y))
         loops = rows_in_memory_order(loops_of(anchor, a_layout, b_layout))
         loops = loops if has_levels else reduction_in_memory_order(loops)
         rows, columns, terms = (product(x.extent for x in axes) for axes in (loops.rows, loops.cols, loops.reduce))
         multiplied = Multiplied.of(anchor, machine, (rows, columns, terms))
-        a, b = (Operand(buffers[at], lay.offset, at) for at, lay in ((a_at, a_layout), (b_at, b_layout)))
+        a, b = (Operand(group.operands.ins[at], lay.offset, at) for at, lay in ((a_at, a_layout), (b_at, b_layout)))
         is_of_operands = multiplied.dtypes == dtypes
         if has_levels:
-            levels = levels_of(body, anchor, ins, buffers, a_layout, loops)
+            levels = levels_of(group, anchor, a_layout, loops)
             has_16_bits = multiplied.dtypes is not None and multiplied.dtypes[0].bits == 16
             is_widened = has_16_bits and estimate(rows) >= MIN_WIDENED_ROWS
             return Operands(a, b, loops, multiplied, None, levels, is_widened, is_widened and is_of_operands, None)
         order, matrices = _packed_order(loops, multiplied), None
-        pack = repack(order, b_at, b.offset, y.dtype) if constant[b_at] else None
+        pack = repack(order, b_at, b.offset, y.dtype) if b_at in group.constants else None
         if multiplied.bf16x6 and machine.has_box_copies:
             b_source = (0, Arg("pack", 0)) if pack else (b.offset, Arg("in", b_at))
             read_loops = packed_loops(loops, order) if pack else loops
@@ -142,7 +132,7 @@ class Operands:
             b = (0, Arg("pack", 0) if self.pack is not None else copy)
         return boxes_of(self.read_loops, self.multiplied, (self.a.offset, Arg("in", self.a.at)), b)
 
-    def source(self, body: Graph, anchor: Node, group: Group, copy: Arg, *, by_boxes: bool) -> Source:
+    def source(self, group: Group, anchor: Node, copy: Arg, *, by_boxes: bool) -> Source:
         """copy: the argument for B's copy, if there is one. by_boxes: whether the product reads B by boxes alone, so
         that its buffer is no parameter."""
         packed, dtype = self.packed, anchor.inputs[1].dtype
@@ -153,7 +143,7 @@ class Operands:
             return Source(packed.levels.buffer, 0, loops, packed.arguments(), unread, packs, packed.levels)
         if not self.is_rewritten:
             return Source(self.b.buffer, self.b.offset, self.loops)
-        if packed is None and not has_other_users(body, body.inputs[self.b.at], anchor):
+        if packed is None and not has_other_users(group.body, group.body.inputs[self.b.at], anchor):
             unread = (self.b.at,)
         if self.pack is not None:
             buffer = Buffer("b", self.pack.dtype, align=ALIGNMENT_BYTES)

@@ -65,20 +65,18 @@ MIN_BLOCK_TERMS = 32  # of a k-step
 MIN_RUN = 16  # elements side by side of rows and of columns that are read in blocks of terms
 
 
-def lower_contraction(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], constant: tuple[bool, ...], machine: Machine
-) -> Lowered:
+def lower_contraction(group: Group, machine: Machine) -> Lowered:
     """Lower a product of two operands in memory and its pointwise epilogue. A constant B is repacked with contiguous
     columns, or with contiguous terms if it has 8 bits."""
-    anchors = tuple(filter(is_contraction, body.nodes()))
+    anchors = tuple(filter(is_contraction, group.body.nodes()))
     if is_depthwise(anchors[0]):
-        return lower_depthwise(body, ins, outs, constant, anchors[0], machine)
+        return lower_depthwise(group, anchors[0], machine)
     if has_single_row(anchors[0]):
-        return lower_single_row(body, ins, outs, constant, anchors, machine)
+        return lower_single_row(group, anchors, machine)
     (anchor,) = anchors
     a, b = (Layout.contiguous(x.shape) for x in anchor.inputs)
     rows = product(x.extent for x in loops_of(anchor, a, b).rows)
-    return lower_open_rows(rows, lambda: _Product.of(body, ins, outs, constant, anchor, machine).lower(machine))
+    return lower_open_rows(rows, lambda: _Product.of(group, anchor, machine).lower(machine))
 
 
 def tiles_of(t: Tiling) -> tuple[Tile, ...]:
@@ -103,19 +101,11 @@ class _Product:
     matrices: Boxes | None  # of f32, of whose limbs `boxes` are
 
     @staticmethod
-    def of(
-        body: Graph,
-        ins: tuple[Layout, ...],
-        outs: tuple[Layout, ...],
-        constant: tuple[bool, ...],
-        anchor: Node,
-        machine: Machine,
-    ) -> _Product:
-        group = Group.of(body, ins, outs)
-        operands = Operands.of(body, ins, constant, anchor, group.operands.ins, machine)
+    def of(group: Group, anchor: Node, machine: Machine) -> _Product:
+        operands = Operands.of(group, anchor, machine)
         multiplied, matrices = operands.multiplied, operands.matrices
-        shape = _shape_of(body, anchor, operands, machine)
-        site = product_site(body, (anchor,), operands.loops, shape, machine, packed=operands.is_rewritten)
+        shape = _shape_of(group.body, anchor, operands, machine)
+        site = product_site(group.body, (anchor,), operands.loops, shape, machine, packed=operands.is_rewritten)
         tiling = decided(site, machine, Tiling)
         first = 0 if tiling.parts == 1 else len(tiles_of(tiling))  # of the temporaries behind those of parts
         boxes = operands.boxes(machine, Arg("temp", first)) if tiling.boxes else None
@@ -124,10 +114,8 @@ class _Product:
             terms = estimate(part_length(depth, tiling.depth, tiling.parts)) * tiling.parts
             boxes = limbs_of(matrices, terms, (Arg("temp", first), Arg("temp", first + 1)))
         by_boxes = boxes is not None and not multiplied.bf16x6
-        b = operands.source(body, anchor, group, Arg("temp", first), by_boxes=by_boxes)
-        for at in b.unread:
-            group = group.without(at)
-        return _Product(group, anchor, operands.a, b, tiling, site, multiplied, boxes, matrices)
+        b = operands.source(group, anchor, Arg("temp", first), by_boxes=by_boxes)
+        return _Product(group.without(*b.unread), anchor, operands.a, b, tiling, site, multiplied, boxes, matrices)
 
     @property
     def loops(self) -> Loops:

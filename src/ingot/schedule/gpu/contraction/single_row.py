@@ -18,7 +18,7 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import AwaitProducers, Buffer, Expr, Lit, ReleaseConsumers
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ops import Dequantize, Reshape
 from ingot.ops.views import base_of
 from ingot.schedule import index as ix
@@ -50,7 +50,6 @@ from ingot.schedule.gpu.contraction.tiling import ProductShape
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.rows import Fold, reduction_levels
 from ingot.schedule.gpu.sites import decided, product_site
-from ingot.schedule.group_io import operand_memory
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Pack
 from ingot.support.dataclass import dataclass
@@ -62,16 +61,9 @@ def has_single_row(anchor: Node) -> bool:
     return anchor.inputs[0].dtype.is_float and product(x.extent for x in loops_of(anchor, a, b).rows) == 1
 
 
-def lower_single_row(
-    body: Graph,
-    ins: tuple[Layout, ...],
-    outs: tuple[Layout, ...],
-    constant: tuple[bool, ...],
-    anchors: tuple[Node, ...],
-    machine: Machine,
-) -> Lowered:
+def lower_single_row(group: Group, anchors: tuple[Node, ...], machine: Machine) -> Lowered:
     """Lower products of one row, which is in memory or computed by a norm, and their pointwise epilogue."""
-    return _SingleRow.of(body, ins, outs, constant, anchors, machine).lower()
+    return _SingleRow.of(group, anchors, machine).lower()
 
 
 @dataclass(frozen=True)
@@ -88,37 +80,21 @@ class _Weights:
     unread: tuple[int, ...] = ()
 
     @staticmethod
-    def of(
-        body: Graph,
-        anchor: Node,
-        ins: tuple[Layout, ...],
-        constant: tuple[bool, ...],
-        buffers: tuple[Buffer, ...],
-        a: Layout,
-        suffix: str,
-    ) -> _Weights:
+    def of(group: Group, anchor: Node, a: Layout, suffix: str) -> _Weights:
         """a: the row's layout. suffix: of buffer names."""
         y = anchor.inputs[1]
         of_levels = isinstance(y.op, Dequantize)
-        at, layout = operand_memory(body, y.inputs[0] if of_levels else y, ins)
+        at, layout = group.memory(y.inputs[0] if of_levels else y)
         loops = loops_of(anchor, a, layout)
         axes = *loops.batch, *loops.cols, *loops.reduce
         if of_levels:
-            packed_levels = levels_of(body, anchor, ins, buffers, a, loops, suffix=suffix, constant=constant)
+            of = levels_of(group, anchor, a, loops, suffix)
             packed = packed_loops(loops, axes)
-            return _Weights(
-                packed_levels.levels.buffer,
-                0,
-                packed,
-                packed_levels.levels,
-                packed_levels.packs,
-                packed_levels.params,
-                packed_levels.unread,
-            )
-        pack = repack(axes, at, layout.offset, y.dtype) if constant[at] else None
+            return _Weights(of.levels.buffer, 0, packed, of.levels, of.packs, of.params, of.unread)
+        pack = repack(axes, at, layout.offset, y.dtype) if at in group.constants else None
         if pack is None:
-            return _Weights(buffers[at], layout.offset, loops)
-        unread = () if has_other_users(body, body.inputs[at], anchor) else (at,)
+            return _Weights(group.operands.ins[at], layout.offset, loops)
+        unread = () if has_other_users(group.body, group.body.inputs[at], anchor) else (at,)
         buffer = Buffer(f"b{suffix}", pack.dtype, align=ALIGNMENT_BYTES)
         return _Weights(buffer, 0, packed_loops(loops, axes), None, (pack,), ((buffer, 0),), unread)
 
@@ -149,28 +125,18 @@ class _SingleRow:
     by_quads: bool
 
     @staticmethod
-    def of(
-        body: Graph,
-        ins: tuple[Layout, ...],
-        outs: tuple[Layout, ...],
-        constant: tuple[bool, ...],
-        anchors: tuple[Node, ...],
-        machine: Machine,
-    ) -> _SingleRow:
-        group = Group.of(body, ins, outs)
-        buffers = group.operands.ins
+    def of(group: Group, anchors: tuple[Node, ...], machine: Machine) -> _SingleRow:
         x = anchors[0].inputs[0]
         a, a_layout = None, Layout.contiguous(x.shape)
-        if base_of(x) in body.inputs:
-            at, a_layout = operand_memory(body, x, ins)
-            a = buffers[at], a_layout.offset
-        weights = [_Weights.of(body, n, ins, constant, buffers, a_layout, str(i or "")) for i, n in enumerate(anchors)]
+        if base_of(x) in group.body.inputs:
+            at, a_layout = group.memory(x)
+            a = group.operands.ins[at], a_layout.offset
+        weights = [_Weights.of(group, n, a_layout, str(i or "")) for i, n in enumerate(anchors)]
         packs, packed = tuple[Pack, ...](), tuple[tuple[Buffer, Arg], ...]()
         for b in weights:
             packed = *packed, *((buffer, Arg("pack", len(packs) + i)) for buffer, i in b.params)
             packs = *packs, *b.packs
-            for index in b.unread:
-                group = group.without(index)
+            group = group.without(*b.unread)
         loops = weights[0].loops
         n, depth, batch = (product(x.extent for x in axes) for axes in (loops.cols, loops.reduce, loops.batch))
         is_k_contiguous = weights[0].has_contiguous_terms
@@ -181,7 +147,7 @@ class _SingleRow:
         shape = ProductShape(
             1, n, depth, batch, x.dtype, is_k_contiguous, 0, block, packed_halves, len(weights), by_quads=by_quads
         )
-        site = product_site(body, anchors, loops, shape, machine, packed=weights[0].is_constant)
+        site = product_site(group.body, anchors, loops, shape, machine, packed=weights[0].is_constant)
         tiling = decided(site, machine, Tiling)
         row = base_of(x, (Reshape,))
         return _SingleRow(group, anchors, a, row, tuple(weights), loops, tiling, site, packs, packed, by_quads)

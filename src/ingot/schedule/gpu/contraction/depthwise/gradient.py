@@ -20,7 +20,6 @@ from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph
 from ingot.ir.types import static_shape
 from ingot.ops import KernelGradient
 from ingot.schedule import index as ix
@@ -42,7 +41,7 @@ from ingot.schedule.gpu.blocks import (
 )
 from ingot.schedule.gpu.contraction.depthwise.product import default_run
 from ingot.schedule.gpu.machine import Machine
-from ingot.schedule.group_io import bind_result, operand_memory, result_index
+from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 
@@ -55,20 +54,18 @@ MIN_PART_TILES = 2  # tiles of positions per part
 REDUCTION_TILE = 128, 32  # parts and sums per tile of the second kernel
 
 
-def lower_depthwise_gradient(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine
-) -> Lowered:
+def lower_depthwise_gradient(group: Group, machine: Machine) -> Lowered:
     """Lower a KernelGradient with one group per channel, and the reshapes and transposes after it."""
-    return _Gradient(body, ins, outs, machine).lower()
+    return _Gradient(group, machine).lower()
 
 
 class _Gradient:
-    def __init__(self, body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> None:
-        self.group = Group.of(body, ins, outs)
-        self.anchor = next(n for n in body.nodes() if isinstance(n.op, KernelGradient))
+    def __init__(self, group: Group, machine: Machine) -> None:
+        self.group = group
+        self.anchor = next(n for n in group.body.nodes() if isinstance(n.op, KernelGradient))
         op, (x, g) = self.anchor.op, self.anchor.inputs
         assert isinstance(op, KernelGradient)
-        (x_at, self.x), (g_at, self.g) = (operand_memory(body, v, ins) for v in (x, g))
+        (x_at, self.x), (g_at, self.g) = map(group.memory, (x, g))
         self.buffers = self.group.operands.ins[x_at], self.group.operands.ins[g_at]
         self.op, self.dtype = op, accumulator_of(self.anchor)
         self.channels, inputs = static_shape((g.shape[-1], x.shape[-1]))

@@ -17,8 +17,7 @@ from itertools import product as product_of
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, ceildiv, estimate, product
 from ingot.ir.kernel import Buffer, Expr
-from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import DType
 from ingot.ops import Convolution
 from ingot.schedule import index as ix
@@ -44,7 +43,7 @@ from ingot.schedule.gpu.contraction.columns import columns_step, copy_bytes
 from ingot.schedule.gpu.contraction.reduction import has_other_users, packed_loops
 from ingot.schedule.gpu.machine import Machine
 from ingot.schedule.gpu.sites import decided, patch_site
-from ingot.schedule.group_io import bind_result, operand_memory, result_index
+from ingot.schedule.group_io import bind_result, result_index
 from ingot.schedule.index import ZERO, dim_expr, integer
 from ingot.schedule.lowered import Arg, Lowered, Step
 
@@ -75,22 +74,15 @@ def is_depthwise(anchor: Node) -> bool:
     )
 
 
-def lower_depthwise(
-    body: Graph,
-    ins: tuple[Layout, ...],
-    outs: tuple[Layout, ...],
-    constant: tuple[bool, ...],
-    anchor: Node,
-    machine: Machine,
-) -> Lowered:
+def lower_depthwise(group: Group, anchor: Node, machine: Machine) -> Lowered:
     """Lower a depthwise convolution. A constant w is repacked with contiguous channels; any other w is copied into that
     order, in the type of the sums, if many positions read it."""
-    group = Group.of(body, ins, outs)
-    (a_at, a), (b_at, b) = (operand_memory(body, x, ins) for x in anchor.inputs)
+    body = group.body
+    (a_at, a), (b_at, b) = map(group.memory, anchor.inputs)
     x, w = (group.operands.ins[at] for at in (a_at, b_at))
     memory_loops, dtype, w_offset = loops_of(anchor, a, b), accumulator_of(anchor), b.offset
     axes, loops = (*memory_loops.reduce, *memory_loops.batch, *memory_loops.cols), memory_loops
-    pack = repack(axes, b_at, w_offset, w.dtype) if constant[b_at] else None
+    pack = repack(axes, b_at, w_offset, w.dtype) if b_at in group.constants else None
     extra: tuple[tuple[Buffer, Arg], ...] = ()
     copies, temps = tuple[Step, ...](), tuple[DimLike, ...]()
     if pack is not None or _needs_copy(memory_loops):

@@ -18,13 +18,12 @@ from numpy.lib.stride_tricks import as_strided
 from ingot.ir import kernel as k
 from ingot.ir.kernel import Buffer, Expr, Lit
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Node
 from ingot.ir.types import DType, f32, i8, static_shape, u8, u32
 from ingot.schedule.axes import Axis
 from ingot.schedule.block import Block
 from ingot.schedule.dimension_numbers import Loops, loops_of
-from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES
-from ingot.schedule.group_io import operand_memory
+from ingot.schedule.gpu.blocks import ALIGNMENT_BYTES, Group
 from ingot.schedule.lowered import Arg, Pack
 from ingot.support.dataclass import dataclass
 
@@ -123,25 +122,12 @@ class PackedLevels:
         return tuple((buffer, Arg("pack", first + i)) for buffer, i in self.params)
 
 
-def levels_of(
-    body: Graph,
-    anchor: Node,
-    ins: tuple[Layout, ...],
-    buffers: tuple[Buffer, ...],
-    a: Layout,
-    loops: Loops,
-    *,
-    suffix: str = "",
-    constant: tuple[bool, ...] = (),
-) -> PackedLevels:
-    """The packed levels that `anchor` multiplies.
-
-    loops: of the contraction, with the strides of the levels as B's. suffix: of buffer names. constant: which of the
-    group's inputs are constants.
-    """
+def levels_of(group: Group, anchor: Node, a: Layout, loops: Loops, suffix: str = "") -> PackedLevels:
+    """The packed levels that `anchor` multiplies. loops: of the contraction, with the strides of the levels as B's.
+    suffix: of buffer names."""
     w = anchor.inputs[1]
     q, zero, scale = w.inputs
-    at, layout = operand_memory(body, q, ins)
+    at, layout = group.memory(q)
     (block,) = static_shape((loops.reduce[-1].extent,))
     bits, signed = q.dtype.bits, q.dtype.kind == "i"
     parts = u32.bits // bits
@@ -154,10 +140,10 @@ def levels_of(
     unread = [at]
 
     def parameter(name: str, p: Node) -> Parameter:
-        if p.constant is not None and p not in body.inputs:
+        if p.constant is not None and p not in group.body.inputs:
             return Parameter(k.lit(float(p.constant.value.reshape(()).item()), f32))
-        index, stored = operand_memory(body, p, ins)
-        buffer = buffers[index]
+        index, stored = group.memory(p)
+        buffer = group.operands.ins[index]
         broadcast = stored.broadcast(w.shape, tuple(range(w.type.rank - p.type.rank, w.type.rank)))
         if p.dtype.bits < 8:  # in bytes: Triton has nothing narrower
             byte_dtype = i8 if p.dtype.kind == "i" else u8
@@ -170,7 +156,7 @@ def levels_of(
             static_shape(tuple(x.b for x in axes)) for axes in (parameter_loops.cols, parameter_loops.reduce)
         )
         (offset,) = static_shape((broadcast.offset,))
-        return Parameter(buffer, offset, columns, reduce, bool(constant) and constant[index])
+        return Parameter(buffer, offset, columns, reduce, index in group.constants)
 
     parameters = parameter("zeros", zero), parameter("scales", scale)
     # a scale of a wider type, or a zero that is not an integer, is not exact in the dtype of the values
