@@ -205,6 +205,9 @@ class LoadedProgram(Executable):
         return super().run_into(inputs, out) if self._program.sizes else self._run(inputs, out)
 
     def run_over(self, inputs: Sequence[object], state: Sequence[Tensor]) -> list[np.ndarray | Tensor]:
+        for own, given in zip(self._program.state, state, strict=True):
+            if own.shape != given.shape:
+                raise InputError(own.spec.name, expected=f"shape {list(own.shape)}", got=f"shape {list(given.shape)}")
         pointers = [t.data_ptr() for t in state]
         return self._run(inputs, None, [*pointers, *pointers])
 
