@@ -281,8 +281,10 @@ class LoadedProgram(Executable):
                 pointers += [base + offset for offset in self._packed_offsets]
             context.run(instance, pointers, signature.resident)
             if self._program.sizes:
-                shapes = zip(self._output_adapters, results, instance.actual_shapes(), strict=True)
-                results = [adapter.crop(result, shape) for adapter, result, shape in shapes]
+                adapters = self._output_adapters  # of all but the packed results, whose sizes are known
+                shapes = zip(adapters, results, instance.actual_shapes(), strict=False)
+                cropped = [adapter.crop(result, shape) for adapter, result, shape in shapes]
+                results = [*cropped, *results[len(adapters) :]]
             if has_state and state_pointers is None:
                 self._state_tensors.exchange()
             return results
