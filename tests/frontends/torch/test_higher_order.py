@@ -86,6 +86,30 @@ def ratios(n: int) -> tuple[Tensor, Tensor]:
     return torch.rand(n, 2, 5), torch.randn(n, 2, 5)
 
 
+def turned(x: Tensor) -> Tensor:
+    """Complex values through every kind of loop and branch."""
+    z = torch.complex(x, x * 2)
+    step = torch.zeros((), dtype=torch.int64)
+    _, z = while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * 1j), (step, z))
+    last, z = scan(lambda c, v: (c * v, c + x[0]), z[0], z)
+    z = cast(Any, map_)(lambda z, y: z * y, z, last)
+    z = torch.cond(x.sum() > 0, lambda z: z * 2, lambda z: z.conj() + 1, (z,))
+    return torch.view_as_real(z)
+
+
+def test_complex_loops_and_branches() -> None:
+    x = torch.rand(4, 3)
+    agree(turned, x)
+    agree(turned, -x)
+
+
+def test_an_associative_scan_of_complex_numbers() -> None:
+    def product(x: Tensor) -> Tensor:
+        return torch.view_as_real(associative_scan_op(lambda a, b: [a * b], [torch.complex(x, x + 1)], ())[0])
+
+    agree(product, torch.randn(6, 3))
+
+
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_an_associative_scan(length: int) -> None:
     a, b = ratios(length)

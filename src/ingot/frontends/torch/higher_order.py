@@ -21,7 +21,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.convert import dtype_of, location
 from ingot.frontends.torch.decompose import without_handled
-from ingot.frontends.torch.values import cast, i64
+from ingot.frontends.torch.values import Complex, cast, i64
 from ingot.ir.dims import Dim
 from ingot.ir.node import Graph, Input, Node, const
 from ingot.ir.types import TensorType
@@ -30,22 +30,26 @@ Run = Callable[[fx.GraphModule, Sequence[object]], list[object]]
 
 
 def _operands(values: object, what: str) -> list[Node]:
-    """`values` as nodes. Raises Unsupported unless all are real tensors."""
+    """`values` as nodes, complex tensors as their two parts. Raises Unsupported unless all are tensors."""
     operands = list(values) if isinstance(values, Sequence) else [values]
-    if not all(isinstance(v, Node) for v in operands):
-        raise Unsupported(f"{what} of something else than real tensors")
-    return [v for v in operands if isinstance(v, Node)]
+    if not all(isinstance(v, Node | Complex) for v in operands):
+        raise Unsupported(f"{what} of something else than tensors")
+    parts = ((v.real, v.imaginary) if isinstance(v, Complex) else (v,) for v in operands)
+    return [n for nodes in parts for n in nodes if isinstance(n, Node)]
 
 
 def _tensors(values: Sequence[object], what: str) -> list[Node]:
-    """The tensors among `values`: sizes are available in a body without being operands."""
+    """`_operands` of the tensors among `values`: sizes are available in a body without being operands."""
     return _operands([v for v in values if not isinstance(v, int | Dim)], what)
 
 
-def _with_tensors(values: Sequence[object], nodes: Sequence[Node]) -> list[object]:
-    """`values` with `nodes` in place of its tensors."""
-    remaining = iter(nodes)
-    return [next(remaining) if isinstance(v, Node) else v for v in values]
+def _with_tensors(values: Sequence[object], nodes: Sequence[Node]) -> tuple[object, ...]:
+    """`values` with `nodes` in place of its `_tensors`."""
+    rest = iter(nodes)
+    return tuple(
+        Complex(next(rest), next(rest)) if isinstance(v, Complex) else next(rest) if isinstance(v, Node) else v
+        for v in values
+    )
 
 
 def _inputs(nodes: Sequence[Node], label: str) -> list[Node]:
@@ -77,11 +81,13 @@ def cond(run: Run, node: fx.Node, predicate: object, yes: fx.GraphModule, no: fx
     (pred,) = _operands([predicate], "a predicate")
     tensors = _tensors(operands, "branches")
     branches: list[Graph] = []
+    results: Sequence[object] = ()
     for body in (no, yes):
         inputs = _inputs(tensors, "operand")
         results = run(body, _with_tensors(operands, inputs))
         branches.append(Graph(tuple(inputs), tuple(_operands(results, "a branch"))))
-    return ops.Case(tuple(branches))(cast(pred, dtype_of(torch.int32)), *tensors, loc=location(node)).results
+    chosen = ops.Case(tuple(branches))(cast(pred, dtype_of(torch.int32)), *tensors, loc=location(node))
+    return _with_tensors(results, chosen.results)
 
 
 def while_loop(run: Run, node: fx.Node, test: fx.GraphModule, body: fx.GraphModule, carried: Sequence[object],
@@ -89,12 +95,10 @@ def while_loop(run: Run, node: fx.Node, test: fx.GraphModule, body: fx.GraphModu
     """carried = body(carried, others) while test(carried, others)."""
     starts, fixed = _operands(carried, "a loop"), _tensors(others, "a loop")
     state = _inputs([*starts, *fixed], "carried")
-    arguments = [*state[: len(starts)], *_with_tensors(others, state[len(starts) :])]
+    arguments = _with_tensors((*carried, *others), state)
     (is_going,) = _operands(run(test, arguments), "a loop's condition")
-    ends = _operands(run(body, arguments), "a loop's body")
-    return _loop(node, state, ops.reshape(is_going, ()), [*ends, *state[len(starts) :]], [*starts, *fixed])[
-        : len(starts)
-    ]
+    ends = [*_operands(run(body, arguments), "a loop's body"), *state[len(starts) :]]
+    return _with_tensors(carried, _loop(node, state, ops.reshape(is_going, ()), ends, [*starts, *fixed]))
 
 
 def _loop(
@@ -107,16 +111,17 @@ def _loop(
     return ops.While(cond, body)(*starts, loc=location(node)).results
 
 
-# (carried values, slices of the scanned, others) -> (carried values, parts to stack)
-Step = Callable[[Sequence[Node], Sequence[Node], Sequence[object]], tuple[Sequence[Node], Sequence[Node]]]
+# carried values, slices of the scanned ones, others -> carried values, parts to stack
+Step = Callable[[Sequence[object]], tuple[Sequence[object], Sequence[object]]]
 
 
-def _scanned(node: fx.Node, step: Step, starts: Sequence[Node], xs: Sequence[Node], others: Sequence[object],
-             stacked: Sequence[Node] = ()) -> tuple[Sequence[Node], Sequence[Node]]:  # fmt: skip
-    """The carried values after `step` on each slice of `xs` along axis 0, and the stacked parts.
+def _scanned(node: fx.Node, step: Step, carried: Sequence[object], scanned: Sequence[object], others: Sequence[object],
+             stacked: Sequence[Node] = ()) -> tuple[object, ...]:  # fmt: skip
+    """The carried values after `step` on each slice of `scanned` along axis 0, and the stacked parts.
 
     stacked: initial values of the stacks; where they are given, their first row stays, and the loop starts at row 1.
     """
+    starts, xs = _operands(carried, "a scan"), _operands(scanned, "a scan")
     if not xs:
         raise Unsupported("a scan over nothing")
     count, first, zero = xs[0].shape[0], const(len(stacked) and 1, i64.numpy), const(0, i64.numpy)
@@ -129,31 +134,31 @@ def _scanned(node: fx.Node, step: Step, starts: Sequence[Node], xs: Sequence[Nod
         return ops.reshape(slice_, x.shape[1:])
 
     slices = [slice_of(x) for x in constants[: len(xs)]]
-    ends, parts = step(names, slices, _with_tensors(others, constants[len(xs) :]))
-    initial = stacked or [filled((count, *p.shape), 0, p.dtype) for p in parts]
+    values, parts = step(_with_tensors((*carried, *scanned, *others), [*names, *slices, *constants[len(xs) :]]))
+    ends, rows = _operands(values, "a scan's body"), _operands(parts, "a scan's body")
+    initial = stacked or [filled((count, *p.shape), 0, p.dtype) for p in rows]
     stacks = _inputs(initial, "stacked")
     writes = [
         ops.DynamicUpdateSlice()(s, ops.expand_dims(p, 0), row, *(zero for _ in p.shape))
-        for s, p in zip(stacks, parts, strict=True)
+        for s, p in zip(stacks, rows, strict=True)
     ]
     state = [row, *names, *constants, *stacks]
     is_going = ops.compare("LT", row, ops.scalar(count, i64))
     done = _loop(
         node, state, is_going, [ops.add(row, 1), *ends, *constants, *writes], [first, *starts, *invariant, *initial]
     )
-    return done[1 : 1 + len(starts)], done[1 + len(starts) + len(constants) :]
+    return _with_tensors((*values, *parts), [*done[1 : 1 + len(ends)], *done[1 + len(ends) + len(constants) :]])
 
 
 def scan(run: Run, node: fx.Node, body: fx.GraphModule, carried: Sequence[object], scanned: Sequence[object],
          others: Sequence[object] = ()) -> object:  # fmt: skip
     """(carried, y) = body(carried, x, others) for each slice x of `scanned` along axis 0; the ys stacked."""
-    starts, xs = (_operands(v, "a scan") for v in (carried, scanned))
 
-    def step(values: Sequence[Node], slices: Sequence[Node], fixed: Sequence[object]) -> tuple[list[Node], list[Node]]:
-        results = _operands(run(body, [*values, *slices, *fixed]), "a scan's body")
-        return results[: len(starts)], results[len(starts) :]
+    def step(values: Sequence[object]) -> tuple[Sequence[object], Sequence[object]]:
+        results = run(body, values)
+        return results[: len(carried)], results[len(carried) :]
 
-    return tuple(n for part in _scanned(node, step, starts, xs, others) for n in part)
+    return _scanned(node, step, carried, scanned, others)
 
 
 def map_(run: Run, node: fx.Node, body: fx.GraphModule, scanned: Sequence[object], others: Sequence[object]) -> object:
@@ -175,16 +180,15 @@ def associative_scan(run: Run, node: fx.Node, combine: fx.GraphModule, scanned: 
                      others: Sequence[object] = ()) -> object:  # fmt: skip
     """y[i] = combine(y[i - 1], x[i], others) along axis 0, with y[0] = x[0], for each x of `scanned`."""
     xs = _operands(scanned, "a scan")
-    kind = _cumulative_kind(combine) if len(xs) == 1 else None
-    if kind is not None:
+    if len(xs) == 1 and (kind := _cumulative_kind(combine)) is not None:
         return (ops.CumReduce(kind, 0)(xs[0]),)
 
-    def step(values: Sequence[Node], slices: Sequence[Node], fixed: Sequence[object]) -> tuple[list[Node], list[Node]]:
-        results = _operands(run(combine, [*values, *slices, *fixed]), "a scan's combination")
+    def step(values: Sequence[object]) -> tuple[Sequence[object], Sequence[object]]:
+        results = run(combine, values)
         return results, results
 
-    first = [ops.reshape(ops.slice_axis(x, 0, 0, 1), x.shape[1:]) for x in xs]
-    return tuple(_scanned(node, step, first, xs, others, stacked=xs)[1])
+    first = _with_tensors(scanned, [ops.reshape(ops.slice_axis(x, 0, 0, 1), x.shape[1:]) for x in xs])
+    return _scanned(node, step, first, scanned, others, stacked=xs)[len(scanned) :]
 
 
 def flex_attention(run: Run, node: fx.Node, *args: object) -> object:
