@@ -25,6 +25,7 @@ from ingot.frontends.torch.convert import to_torch
 from ingot.ops import Attention, CumReduce
 from ingot.passes.core.simplify import simplify
 from ingot.passes.model.fuse_attention import fuse_attention
+from ingot.support.errors import UnsupportedOpError
 from tests.frontends.torch.agree import Function, agree, close, compile_whole, run
 from tests.schedule.compiled import slow
 
@@ -108,6 +109,20 @@ def test_an_associative_scan_of_complex_numbers() -> None:
         return torch.view_as_real(associative_scan_op(lambda a, b: [a * b], [torch.complex(x, x + 1)], ())[0])
 
     agree(product, torch.randn(6, 3))
+
+
+def test_a_refused_op_that_writes_is_named() -> None:
+    @torch.library.custom_op("ingot_test::increase", mutates_args={"x"})
+    def increase(x: Tensor) -> None:
+        x.add_(1)
+
+    def increased(x: Tensor) -> Tensor:
+        y = x * 2
+        increase(y)
+        return y
+
+    with pytest.raises(UnsupportedOpError, match=r"ingot_test\.increase\.default .*in auto_functionalized"):
+        import_exported(export_module(Function(increased), (torch.randn(3),)))
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
