@@ -49,9 +49,8 @@ def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ..
     """One kernel for all outputs, which have the same shape."""
     body, outs = _without_final_reshapes(body, outs)
     body, ins, _ = reshaped_inputs(body, ins)
-    collapsed = collapse_dims(body, ins, outs) or _with_last_dims_merged(body, ins, outs, machine)
-    if collapsed is not None:
-        body, ins, outs = collapsed
+    body, ins, outs = collapse_dims(body, ins, outs) or (body, ins, outs)
+    body, ins, outs = _with_last_dims_merged(body, ins, outs, machine) or (body, ins, outs)
     operands, shape, lanes = Operands.of(body), body.outputs[0].shape, lanes_for(body, machine)
     loops, chunk, top = _Loops.of(body, ins, outs, operands, machine), k.var("chunk"), Block()
     plans = (find_transpose(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))
