@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from ingot.ir.dims import product
-from ingot.ir.layout import Layout
+from ingot.ir.layout import Layout, identity_axes, reshape_map
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import BroadcastInDim, Reduction, Reshape, Transpose
@@ -252,7 +252,10 @@ def _reshape_last(n: Node) -> Node:
 
 def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tuple[Graph, Layouts, bool]:
     """The group with each input reshaped that is read in one other shape only (`shape`, or any) which strides can
-    express; and whether there is such an input."""
+    express; and whether there is such an input.
+
+    sum(reshape(x * y))   ->   sum(x * y), both with the layouts of the reshape's shape"""
+    body = _reshape_first(body, ins)
     users, memo = body.uses(), dict[Node, Node]()
     inputs, layouts = list(body.inputs), list(ins)
     for i, n in enumerate(body.inputs):
@@ -268,6 +271,39 @@ def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tu
     if not memo:
         return body, ins, False
     return Graph(tuple(inputs), rebuild(body.outputs, memo)), tuple(layouts), True
+
+
+def _reshape_first(body: Graph, ins: Layouts) -> Graph:
+    """reshape(f(x, y)) -> f(reshape(x), reshape(y)) for functions of elements that nothing else reads, if strides can
+    reshape what they read"""
+    users, layout_of = body.uses(), dict(zip(body.inputs, ins, strict=True))
+
+    def reshaped(n: Node, shape: Shape) -> Node | None:
+        if n in body.outputs or len(set(users[n])) != 1:
+            return None
+        if n in layout_of:
+            return Reshape(shape)(n) if layout_of[n].reshape(shape) is not None else None
+        if isinstance(n.op, BroadcastInDim):
+            new_dims = identity_axes(reshape_map(n.shape, shape), n.shape, shape)
+            new_dim = {d: new for d, new in enumerate(new_dims) if new is not None}
+            sized = {d for d, size in zip(n.op.dims, n.inputs[0].shape, strict=True) if size != 1}
+            return _broadcast(n.inputs[0], n.op, shape, new_dim) if sized <= new_dim.keys() else None
+        if category(n.op) is not Category.ELEMENTWISE:
+            return None
+        inputs: dict[Node, Node] = {}
+        for i in n.inputs:
+            new = inputs.get(i) or reshaped(i, shape)
+            if new is None:
+                return None
+            inputs[i] = new
+        return n.op(*(inputs[i] for i in n.inputs), loc=n.loc)
+
+    memo: dict[Node, Node] = {}
+    for n in body.nodes():
+        if isinstance(n.op, Reshape) and n.inputs[0] not in layout_of:
+            new = reshaped(n.inputs[0], n.shape)
+            memo |= {n: new} if new is not None else {}
+    return body.with_outputs(rebuild(body.outputs, memo)) if memo else body
 
 
 __all__ = ["collapse_box", "collapse_dims", "reshaped_inputs", "reshapes", "without_reshapes"]
