@@ -52,7 +52,7 @@ def collapse_box(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[
     broadcast along both.
     """
     shape, rank = rows.shape, len(rows.shape)
-    box_dims = _row_dims(body, rows) if rank > 1 else None
+    box_dims = row_dims(body, rows) if rank > 1 else None
     if box_dims is None:
         return None
     boundaries = {d for d in range(1, rank) if (d in rows.reduced) != (d - 1 in rows.reduced)}
@@ -176,7 +176,7 @@ def _pointwise_dims(body: Graph) -> BoxDims | None:
     return None if any(n in box_dims for n in beneath) else box_dims
 
 
-def _row_dims(body: Graph, rows: Rows) -> BoxDims | None:
+def row_dims(body: Graph, rows: Rows) -> BoxDims | None:
     """The dimensions of all nodes of a row group's box; None if they are not consistent."""
     box = tuple(range(len(rows.shape)))
     box_dims: BoxDims = {}
@@ -306,4 +306,4 @@ def _reshape_first(body: Graph, ins: Layouts) -> Graph:
     return body.with_outputs(rebuild(body.outputs, memo)) if memo else body
 
 
-__all__ = ["collapse_box", "collapse_dims", "reshaped_inputs", "reshapes", "without_reshapes"]
+__all__ = ["collapse_box", "collapse_dims", "reshaped_inputs", "reshapes", "row_dims", "without_reshapes"]
