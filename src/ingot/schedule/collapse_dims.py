@@ -252,10 +252,7 @@ def _reshape_last(n: Node) -> Node:
 
 def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tuple[Graph, Layouts, bool]:
     """The group with each input reshaped that is read in one other shape only (`shape`, or any) which strides can
-    express; and whether there is such an input.
-
-    sum(reshape(x * y))   ->   sum(x * y), both with the layouts of the reshape's shape"""
-    body = _reshape_first(body, ins)
+    express; and whether there is such an input."""
     users, memo = body.uses(), dict[Node, Node]()
     inputs, layouts = list(body.inputs), list(ins)
     for i, n in enumerate(body.inputs):
@@ -273,9 +270,9 @@ def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tu
     return Graph(tuple(inputs), rebuild(body.outputs, memo)), tuple(layouts), True
 
 
-def _reshape_first(body: Graph, ins: Layouts) -> Graph:
+def reshaped_first(body: Graph, ins: Layouts) -> Graph:
     """reshape(f(x, y)) -> f(reshape(x), reshape(y)) for functions of elements that nothing else reads, if strides can
-    reshape what they read"""
+    reshape what they read: positions are not divided, and joined again, for each element."""
     users, layout_of = body.uses(), dict(zip(body.inputs, ins, strict=True))
 
     def reshaped(n: Node, shape: Shape) -> Node | None:
@@ -306,4 +303,12 @@ def _reshape_first(body: Graph, ins: Layouts) -> Graph:
     return body.with_outputs(rebuild(body.outputs, memo)) if memo else body
 
 
-__all__ = ["collapse_box", "collapse_dims", "reshaped_inputs", "reshapes", "row_dims", "without_reshapes"]
+__all__ = [
+    "collapse_box",
+    "collapse_dims",
+    "reshaped_first",
+    "reshaped_inputs",
+    "reshapes",
+    "row_dims",
+    "without_reshapes",
+]

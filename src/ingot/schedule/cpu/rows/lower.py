@@ -16,7 +16,7 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ops import Reduce, Slice
 from ingot.ops.build import add, cast, maximum, minimum, mul, reshape
-from ingot.schedule.collapse_dims import collapse_box, reshapes, without_reshapes
+from ingot.schedule.collapse_dims import collapse_box, reshaped_first, reshapes, without_reshapes
 from ingot.schedule.cpu.caches import operands_exceed_caches
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for, lower_pointwise
@@ -164,6 +164,7 @@ def lower_rest(
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for a group whose reductions share their rows (see `rows_of`), or several for few long rows."""
+    body = reshaped_first(body, ins)
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
