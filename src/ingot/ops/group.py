@@ -7,12 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input, Node, Samples
+from ingot.ir.node import Graph, Input, Node, Op, Samples
 from ingot.ir.types import TensorType, f32
 from ingot.ops.core.base import Category, CoreOp, category
 from ingot.ops.core.binary import Add, Mul, Sub
 from ingot.ops.core.functions import Exp
-from ingot.ops.core.reduce import Reduce
+from ingot.ops.core.reduce import Reduce, Reduction
 from ingot.ops.core.shape import BroadcastInDim, Reshape
 from ingot.support.dataclass import dataclass
 
@@ -70,13 +70,20 @@ def reads_same_element(body: Graph, p: Node, value: Node | None = None) -> bool:
     return readers is not None and all(n.shape == p.shape for n in body.outputs) and (value is None or value in readers)
 
 
-def elements_readers(body: Graph, p: Node) -> set[Node] | None:
-    """The nodes that depend on the parameter `p`, itself included, if all of them need its element i for their element
-    i only, in row-major order; else None."""
+def is_used_by_element(body: Graph, p: Node) -> bool:
+    """Whether element i of a value of the body is only used for element i of others, up to reductions of these."""
+    return elements_readers(body, p, Reduction) is not None
+
+
+def elements_readers(body: Graph, p: Node, ends: type[Op] | tuple[()] = ()) -> set[Node] | None:
+    """The nodes that depend on a value of the body, itself included, if all of them need its element i for their
+    element i only, in row-major order; else None. ends: ops that may need more, and whose users do not count."""
     users = body.uses()
     stack, visited = [p], {p}
     while stack:
         for u in users.get(stack.pop(), ()):
+            if isinstance(u.op, ends):
+                continue
             elementwise = category(u.op) is Category.ELEMENTWISE and all(i.shape == u.shape for i in u.inputs)
             if not elementwise and not isinstance(u.op, Reshape):
                 return None

@@ -145,3 +145,10 @@ def test_a_value_that_only_the_joined_groups_read_is_not_stored() -> None:
     others = [arg(label, 4, 8) for label in "ab"]
     results = kinds(graph(*(ops.Mul()(ops.Add()(ops.Abs()(y), o), o) for o in others)))
     assert results == [("contraction", 2)]
+
+
+def test_groups_behind_merged_ones_keep_their_reasons() -> None:
+    y = dot(X, W)
+    g, reasons = graph(y, dot(ops.Tanh()(y), V)), dict[Node, str]()
+    fused = fuse(g, POLICY, reasons)
+    assert {n for n in fused.nodes() if isinstance(n.op, Group)} == reasons.keys()

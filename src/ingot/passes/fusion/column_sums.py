@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingot.ir.dims import DimLike, product
-from ingot.ir.node import Graph, Node, Project, topological
-from ingot.ops import Reduce, Reduction, reduced_dims
-from ingot.ops.group import Group
+from ingot.ir.node import Graph, Node, topological
+from ingot.ops import Reduce
+from ingot.ops.group import is_used_by_element
 from ingot.passes.fusion.epilogue_results import merge_readers
 from ingot.passes.fusion.groups import body_of
+from ingot.passes.fusion.merge import boxes_of, depths, is_group, op_count, producer_of, reductions_of
 from ingot.passes.fusion.policy import FusionPolicy
-from ingot.passes.fusion.several_results import is_used_by_element
 
 _MIN_COLUMNS, _MAX_COLUMNS = 257, 1024  # of rows that are summed faster here: a tile has one or two of them
 _MIN_READERS = 2  # groups of a holder: it takes longer with the columns of one than that takes apart
@@ -26,13 +26,11 @@ _Matrix = tuple[DimLike, DimLike]  # rows, columns
 
 
 def join_column_sums(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
-    """Return a fused graph with reductions of columns merged into the groups that hold the rows, and the new node of
-    each merged group."""
+    """Return a fused graph with reductions of columns merged into the groups that hold the rows, and the image of each
+    node."""
     if not policy.joins_row_results:
         return graph, {}
-    users, depth = graph.uses(), dict[Node, int]()  # the length of the longest path of operands before each node
-    for n in graph.nodes():
-        depth[n] = 1 + max((depth[i] for i in n.inputs), default=0)
+    users, depth = graph.uses(), depths(graph)
     holders = {n: m for n in graph.nodes() if (m := _held_rows(n, policy)) is not None}
     readers: dict[Node, list[Node]] = {}
     for n in graph.nodes():
@@ -42,12 +40,11 @@ def join_column_sums(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[No
         for holder in _candidates(n, users):
             if holders.get(holder) != matrix or not _can_join(holder, n, users, depth):
                 continue
-            members = (holder, *readers.get(holder, ()), n)
-            if sum(len(body_of(m).nodes()) for m in members) <= policy.max_ops:
+            if op_count((holder, *readers.get(holder, ()), n)) <= policy.max_ops:
                 readers.setdefault(holder, []).append(n)
                 break
     readers = {holder: members for holder, members in readers.items() if len(members) >= _MIN_READERS}
-    return merge_readers(graph, readers, "rows_and_columns") if readers else (graph, {})
+    return merge_readers(graph, readers, "rows_and_columns")
 
 
 def _held_rows(n: Node, policy: FusionPolicy) -> _Matrix | None:
@@ -68,7 +65,7 @@ def _summed_columns(n: Node) -> _Matrix | None:
     if (box := _box(n)) is None:
         return None
     sized, reduced = box
-    reductions = [m for m in body_of(n).nodes() if isinstance(m.op, Reduction)]
+    reductions = reductions_of(n)
     if [*sized][: len(reduced)] != reduced or not all(isinstance(m.op, Reduce) for m in reductions):
         return None
     if any(m in reductions for r in reductions for m in topological([r.inputs[0]])):
@@ -84,11 +81,7 @@ def _summed_columns(n: Node) -> _Matrix | None:
 def _box(n: Node) -> tuple[dict[int, DimLike], list[int]] | None:
     """The sizes of the dimensions that a row group traverses, without those of size 1, and which of them it reduces: a
     part of them. None for other groups."""
-    if not isinstance(n.op, Group) or n.op.kind != "rows":
-        return None
-    reductions = [m for m in body_of(n).nodes() if isinstance(m.op, Reduction)]
-    boxes = {(m.inputs[0].shape, reduced_dims(m)) for m in reductions}
-    if len(boxes) != 1:
+    if not is_group(n, "rows") or len(boxes := boxes_of(n)) != 1:
         return None
     ((shape, dims),) = boxes
     sized = {d: size for d, size in enumerate(shape) if size != 1}
@@ -98,8 +91,7 @@ def _box(n: Node) -> tuple[dict[int, DimLike], list[int]] | None:
 
 def _candidates(n: Node, users: Mapping[Node, Sequence[Node]]) -> list[Node]:
     """The groups that compute an operand of a group, and then those that read one, too."""
-    producers = [i.inputs[0] if isinstance(i.op, Project) else i for i in n.inputs]
-    return list(dict.fromkeys((*producers, *(u for i in n.inputs for u in users[i]))))
+    return list(dict.fromkeys((*map(producer_of, n.inputs), *(u for i in n.inputs for u in users[i]))))
 
 
 def _can_join(holder: Node, n: Node, users: Mapping[Node, Sequence[Node]], depth: Mapping[Node, int]) -> bool:
@@ -111,7 +103,7 @@ def _can_join(holder: Node, n: Node, users: Mapping[Node, Sequence[Node]], depth
         return False
     if readers and results.isdisjoint(n.inputs):  # they could be in front of the holder
         return False
-    matrix_size = next(m.inputs[0].type.size for m in body_of(n).nodes() if isinstance(m.op, Reduction))
+    matrix_size = reductions_of(n)[0].inputs[0].type.size
     for p, i in zip(body_of(n).inputs, n.inputs, strict=True):
         if i not in results and not i.is_leaf and depth[i] >= depth[holder]:
             return False

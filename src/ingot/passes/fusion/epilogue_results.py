@@ -13,25 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingot.ir.dims import estimate, product
-from ingot.ir.node import Graph, Input, Node, Project, rebuild, topological
-from ingot.ops import ArgReduce, Convolution, DotGeneral, Reduction, reduced_dims
+from ingot.ir.node import Graph, Node, topological
+from ingot.ops import ArgReduce, Convolution, DotGeneral
 from ingot.ops.core.base import is_contraction
-from ingot.ops.group import Group, centered_squares, elements_readers
-from ingot.passes.fusion.groups import body_of
+from ingot.ops.group import centered_squares, elements_readers, is_used_by_element
+from ingot.passes.fusion.groups import body_of, kind_of
+from ingot.passes.fusion.merge import Merge, boxes_of, is_group, merge_groups, op_count, producer_of, reductions_of
 from ingot.passes.fusion.policy import FusionPolicy
-from ingot.passes.fusion.several_results import is_used_by_element
 
 _PRODUCERS = ("contraction", "rows")
 
 
 def join_epilogues(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
     """Return a fused graph with pointwise groups, and then reductions of rows, merged into the groups whose results
-    they read, and the new node of each merged group."""
+    they read, and the image of each node."""
     if not policy.joins_epilogues:
         return graph, {}
     graph, joined = _join_readers(graph, "pointwise", policy)
-    graph, reduced = _join_readers(graph, "rows", policy)
-    return graph, {n: reduced.get(g, g) for n, g in joined.items()} | reduced
+    graph, images = _join_readers(graph, "rows", policy)
+    return graph, images | {n: images.get(g, g) for n, g in joined.items()}
 
 
 def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
@@ -40,14 +40,14 @@ def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph,
     readers: dict[Node, list[Node]] = {}  # by producer
     for n in graph.nodes():
         producers = (group for i in n.inputs if (group := _producer(i, n, users)) is not None)
-        producer = next(producers, None) if _is_group(n, kind) else None
+        producer = next(producers, None) if is_group(n, kind) else None
         if producer is None:
             continue
         members = readers.get(producer, [])
         results = {producer, *producer.results}
-        size = sum(len(body_of(m).nodes()) for m in (producer, *members, n))
         # operands of others are computed before the producer, so that they do not depend on it
-        if all(i in results or i.is_leaf or i in producer.inputs for i in n.inputs) and size <= policy.max_ops:
+        is_independent = all(i in results or i.is_leaf or i in producer.inputs for i in n.inputs)
+        if is_independent and op_count((producer, *members, n)) <= policy.max_ops:
             readers.setdefault(producer, []).append(n)
     return merge_readers(graph, readers)
 
@@ -55,40 +55,28 @@ def _join_readers(graph: Graph, kind: str, policy: FusionPolicy) -> tuple[Graph,
 def merge_readers(
     graph: Graph, readers: Mapping[Node, Sequence[Node]], kind: str = ""
 ) -> tuple[Graph, dict[Node, Node]]:
-    """Merge groups into others whose results or operands they read, and return the graph and the new node of each
-    merged group. readers: by the group that they join. kind: of the new groups; "": that of the group they join."""
+    """Merge groups into others whose results or operands they read. readers: by the group that they join. kind: of the
+    new groups; "": that of the group they join."""
     users, outputs = graph.uses(), set(graph.outputs)
-    producer_of = {r: p for p, members in readers.items() for r in members}
-    images: dict[Node, Node] = {}
-    replaced: dict[Node, Node] = {}
 
-    def needs(n: Node) -> Sequence[Node]:
-        if n in producer_of:
-            return (producer_of[n],)
-        return (*n.inputs, *(i for r in readers.get(n, ()) for i in r.inputs if i not in {n, *n.results}))
+    def merge(producer: Node, members: Sequence[Node]) -> Merge:
+        stored = [r for r in producer.results if r in outputs or any(u not in members for u in users.get(r, ()))]
+        results = (*stored, *(r for m in members for r in m.results))
+        return Merge((producer, *members), results, kind or kind_of(producer), producer.loc)
 
-    for n in topological((*graph.inputs, *graph.outputs), needs):
-        if n in readers:
-            stored = [r for r in n.results if r in outputs or any(u not in readers[n] for u in users.get(r, ()))]
-            group = _merged(n, stored, readers[n], images, kind)
-            values = [*stored, *(r for m in readers[n] for r in m.results)]
-            images |= zip(values, group.results, strict=True)
-            replaced |= dict.fromkeys((n, *readers[n]), group)
-        elif n not in images and n not in producer_of:
-            images[n] = n.with_inputs([images[i] for i in n.inputs])
-    return graph.with_outputs(images[n] for n in graph.outputs), replaced
+    return merge_groups(graph, (merge(producer, members) for producer, members in readers.items()))
 
 
 def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -> Node | None:
     """The group whose result `value` is, if `reader` is pointwise work on elements of it or reduces its rows, and
     neither is part of another value's memory."""
-    group = value.inputs[0] if isinstance(value.op, Project) else value
-    if not _is_group(group, *_PRODUCERS):
+    group = producer_of(value)
+    if not is_group(group, *_PRODUCERS):
         return None
     if any(u.op.holds_operands for x in (*group.results, *reader.results) for u in users.get(x, ())):
         return None
-    if _is_group(reader, "rows"):
-        row_readers = [u for u in users[value] if _is_group(u, "rows")]
+    if is_group(reader, "rows"):
+        row_readers = [u for u in users[value] if is_group(u, "rows")]
         joins_all = all(_reads_no_other_image(group, value, u) for u in row_readers)
         return group if joins_all and _reduces_rows(group, value, reader) else None
     if len(reader.types) > 1:
@@ -96,7 +84,7 @@ def _producer(value: Node, reader: Node, users: Mapping[Node, Sequence[Node]]) -
     body = body_of(reader)
     # products wait for such an epilogue: a gate's gradient there takes longer than in a kernel of its own
     reads_others = any(_is_as_large(i, value) and i not in group.results for i in reader.inputs)
-    if _is_group(group, "contraction") and reads_others and any(n.op.costly for n in body.nodes()):
+    if is_group(group, "contraction") and reads_others and any(n.op.costly for n in body.nodes()):
         return None
     for p, i in zip(body.inputs, reader.inputs, strict=True):
         if i is value or i in group.results:
@@ -124,8 +112,7 @@ def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
     with the sums of its rows spills 1.4 kB a thread)."""
     anchor = _anchor_of_channels(producer)
     body = body_of(reader)
-    reductions = [n for n in body.nodes() if isinstance(n.op, Reduction)]
-    boxes = {(n.inputs[0].shape, reduced_dims(n)) for n in reductions}
+    reductions, boxes = reductions_of(reader), boxes_of(reader)
     if anchor is None or len(boxes) != 1:
         return False
     ((box, reduced),) = boxes
@@ -138,11 +125,8 @@ def _reduces_rows(producer: Node, value: Node, reader: Node) -> bool:
     own = body_of(producer)
     if any(n.op.costly for n in own.nodes()):
         return False
-    roots = (
-        dict(zip(producer.results, own.outputs, strict=True)) if len(producer.types) > 1 else {value: own.outputs[0]}
-    )
     aligned = elements_readers(own, anchor)
-    if aligned is None or roots[value] not in aligned:
+    if aligned is None or own.outputs[producer.results.index(value)] not in aligned:
         return False
     for r in reductions:
         squares = centered_squares(r)
@@ -167,30 +151,6 @@ def _anchor_of_channels(producer: Node) -> Node | None:
         ends_in_channels = op.out_layout[0] == "N" and op.out_layout[-1] == "C"
         return anchor if ends_in_channels and op.feature_groups == op.batch_groups == 1 else None
     return anchor if isinstance(anchor.op, DotGeneral) and not anchor.op.batch[0] and anchor.type.rank == 2 else None
-
-
-def _is_group(n: Node, *kinds: str) -> bool:
-    return isinstance(n.op, Group) and n.op.kind in kinds
-
-
-def _merged(
-    producer: Node, stored: Sequence[Node], members: Sequence[Node], images: Mapping[Node, Node], kind: str
-) -> Node:
-    """Return one group with the results of the producer that are `stored`, and those of its readers."""
-    op = producer.op
-    assert isinstance(op, Group)
-    params = dict(zip(producer.inputs, op.body.inputs, strict=True))
-    values = dict(zip(producer.results, op.body.outputs, strict=True))
-    roots = [values[r] for r in stored]
-    for m in members:
-        inner: dict[Node, Node] = {}
-        for p, outer in zip(body_of(m).inputs, m.inputs, strict=True):
-            if outer not in values and outer not in params:
-                params[outer] = Input(f"p{len(params)}", p.type)()
-            inner[p] = values[outer] if outer in values else params[outer]
-        roots += rebuild(body_of(m).outputs, inner)
-    body = Graph(tuple(params.values()), tuple(roots))
-    return Group(body, kind or op.kind)(*(images[n] for n in params), loc=producer.loc)
 
 
 __all__ = ["join_epilogues", "merge_readers"]

@@ -11,7 +11,7 @@ otherwise it becomes the root of a new group. So a group has one result, and gro
 - An anchor (contraction, window, scan, sort, ...) is the main loop of a group. The pointwise ops that follow it join as
   its epilogue; its operands are in memory, seen through strided views; a contraction may compute its rows (`prologue`).
 - Reductions over the same dimensions of the same box share a group with all pointwise work around them.
-- Finally groups take on others as further results (`pool_epilogue`, `several_results`, `epilogue_results`).
+- Finally groups merge into groups with several results (`merge`, and the modules that decide which).
 - Concat and Pad of computed values are storage ops: their operands are computed directly into the result's buffer.
 
 Inputs, constants and storage ops are not in groups.
@@ -62,6 +62,7 @@ from ingot.passes.fusion.groups import (
     stored_views,
     widens,
 )
+from ingot.passes.fusion.merge import producer_of
 from ingot.passes.fusion.policy import DEFAULT, FusionPolicy
 from ingot.passes.fusion.pool_epilogue import pool_in_producers
 from ingot.passes.fusion.prologue import (
@@ -477,7 +478,7 @@ class _Fusion:
         state = dict(enumerate(self.graph.state_pairs))
         for i, n in enumerate(self.graph.outputs):
             # each output is written by its own group, except unchanged values of the state
-            group = memo[n].inputs[0] if isinstance(n.op, Project) else memo[n]
+            group = producer_of(memo[n])
             is_written = not n.is_leaf and memo[n] not in outputs and isinstance(group.op, Group)
             is_unchanged_state = i in state and state[i][0] is n
             outputs.append(memo[n] if is_written or is_unchanged_state else copy_group(f"out{i}", memo[n]))
@@ -488,13 +489,10 @@ def fuse(graph: Graph, policy: FusionPolicy = DEFAULT, reasons: dict[Node, str] 
     """Turn a CORE graph, with composite ops that the target keeps, into groups, storage ops, inputs and constants.
     reasons: receives why each group is not part of the one that reads it."""
     fusion = _Fusion(graph, policy)
-    fused, images = fusion.run(), dict[Node, Node]()
-    if policy.pools_images:
-        fused, images = pool_in_producers(fused)
-    for join in (compute_updates, join_results, join_epilogues, join_siblings, join_column_sums):
-        fused, merged = join(fused, policy)
-        images = {n: merged.get(g, g) for n, g in images.items()} | merged
+    fused, reason_of = fusion.run(), fusion.reasons
+    for join in (pool_in_producers, compute_updates, join_results, join_epilogues, join_siblings, join_column_sums):
+        fused, images = join(fused, policy)
+        reason_of = {images.get(n, n): text for n, text in reason_of.items()}
     if reasons is not None:
-        for n, text in fusion.reasons.items():
-            reasons[images.get(n, n)] = text
+        reasons |= reason_of
     return fused

@@ -216,6 +216,11 @@ def body_of(group: Node) -> Graph:
     return group.op.body
 
 
+def kind_of(group: Node) -> str:
+    assert isinstance(group.op, Group)
+    return group.op.kind
+
+
 def source_of(node: Node) -> Node:
     """The value under a chain of views."""
     while node.op.duplicable and node.inputs:

@@ -8,35 +8,29 @@ read once less. In squeeze-excite blocks the projection that follows still reads
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ingot import ops
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Input, Node, rebuild, topological
+from ingot.ir.node import Graph, Node, topological
 from ingot.ir.types import f32
 from ingot.ops.core.base import Category, category, is_contraction
 from ingot.ops.group import Group
+from ingot.passes.fusion.groups import kind_of
+from ingot.passes.fusion.merge import Merge, merge_groups
+from ingot.passes.fusion.policy import FusionPolicy
 
 
-def pool_in_producers(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """Return a fused graph with global pools merged into their producers, and the new node of each changed group."""
+def pool_in_producers(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
+    """Return a fused graph with global pools merged into their producers, and the image of each node."""
+    if not policy.pools_images:
+        return graph, {}
     users = graph.uses()
     pools: dict[Node, Node] = {}  # by the group whose result they fold
     for n in graph.nodes():
         producer = _pooled(n)
         if producer is not None and producer not in pools and _produces_rows(producer, users, graph):
             pools[producer] = n
-    memo: dict[Node, Node] = {}
-    replaced: dict[Node, Node] = {}
-
-    def join(n: Node, inputs: Sequence[Node]) -> Node:
-        if n not in pools:
-            return n.with_inputs(inputs)
-        replaced[n] = _merged(n, pools[n], inputs)
-        image, memo[pools[n]] = replaced[n].results
-        return image
-
-    return graph.with_outputs(rebuild(graph.outputs, memo, join)), replaced
+    merges = (Merge.of((producer, pool), kind_of(producer), producer.loc) for producer, pool in pools.items())
+    return merge_groups(graph, merges)
 
 
 def _pooled(node: Node) -> Node | None:
@@ -94,21 +88,3 @@ def _dependents(roots: tuple[Node, ...], base: Node, stop: Node | None = None) -
         if n is not stop and any(i in dependents for i in n.inputs):
             dependents.add(n)
     return dependents
-
-
-def _merged(producer: Node, pool: Node, inputs: Sequence[Node]) -> Node:
-    """Return one group with the results of both."""
-    first, second = producer.op, pool.op
-    assert isinstance(first, Group) and isinstance(second, Group)
-    params, outer = list(first.body.inputs), list(inputs)
-    (image,) = first.body.outputs
-    images: dict[Node, Node] = {}
-    for p, value in zip(second.body.inputs, pool.inputs, strict=True):
-        if value is producer:
-            images[p] = image
-            continue
-        params.append(Input(f"p{len(params)}", p.type)())
-        images[p] = params[-1]
-        outer.append(value)
-    body = Graph(tuple(params), (image, *rebuild(second.body.outputs, images)))
-    return Group(body, first.kind)(*outer, loc=producer.loc)

@@ -17,33 +17,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingot.ir.dims import product
-from ingot.ir.node import Graph, Input, Node, rebuild, topological
+from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
-from ingot.ops import BroadcastInDim, Reduction, Reshape
+from ingot.ops import BroadcastInDim, Reshape
 from ingot.ops.core.base import Category, category
-from ingot.ops.group import Group, reads_same_element
+from ingot.ops.group import Group, is_used_by_element, reads_same_element
 from ingot.passes.fusion.groups import body_of
+from ingot.passes.fusion.merge import Box, Merge, boxes_of, depths, is_group, merge_groups, op_count
 from ingot.passes.fusion.policy import FusionPolicy
 
 
 def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, Node]]:
-    """Return a fused graph with groups merged into the groups that read them, and the new node of each merged group."""
+    """Return a fused graph with groups merged into the groups that read them, and the image of each node."""
     merged: dict[Node, tuple[Node, ...]] = {}
-    outputs, depth, users = set(graph.outputs), _depths(graph), graph.uses()
+    outputs, depth, users = set(graph.outputs), depths(graph), graph.uses()
 
     def can_join(producer: Node, reader: Node) -> bool:
-        if policy.joins_row_results and _is_group(producer, "rows"):
+        if policy.joins_row_results and _is_single(producer, "rows"):
             return _shares_rows(producer, reader)
-        if not _is_group(producer, "pointwise"):
+        if not _is_single(producer, "pointwise"):
             return False
-        if _is_group(reader, "rows"):
+        if _is_single(reader, "rows"):
             has_plain_layout = producer in outputs or all(isinstance(u.op, Group) for u in users[producer])
             return has_plain_layout and _is_of_rows(producer, reader, policy)
         return producer in outputs and _shares_elements(producer, reader)
 
     for reader in reversed(graph.nodes()):
         if reader in merged or not (
-            _is_group(reader, "pointwise") or (policy.joins_row_results and _is_group(reader, "rows"))
+            _is_single(reader, "pointwise") or (policy.joins_row_results and _is_single(reader, "rows"))
         ):
             continue
         members = [reader]
@@ -54,36 +55,16 @@ def join_results(graph: Graph, policy: FusionPolicy) -> tuple[Graph, dict[Node, 
             members.remove(min(members[1:], key=depth.__getitem__))
         if len(members) > 1:
             merged |= dict.fromkeys(members, tuple(sorted(members, key=depth.__getitem__)))
-    if not merged:
-        return graph, {}
-
-    def needs(n: Node) -> Sequence[Node]:
-        return _outer_operands(merged[n]) if n in merged else n.inputs
-
-    images: dict[Node, Node] = {}
-    replaced: dict[Node, Node] = {}
-    for n in topological((*graph.inputs, *graph.outputs), needs):
-        if n in images:
-            continue
-        if n in merged:
-            group = _merged(merged[n], images)
-            images |= zip(merged[n], group.results, strict=True)
-            replaced |= dict.fromkeys(merged[n], group)
-        else:
-            images[n] = n.with_inputs([images[i] for i in n.inputs])
-    return graph.with_outputs(images[n] for n in graph.outputs), replaced
+    merges = (
+        Merge.of(members, "rows" if any(is_group(m, "rows") for m in members) else "pointwise", members[-1].loc)
+        for members in dict.fromkeys(merged.values())
+    )
+    return merge_groups(graph, merges)
 
 
-def _depths(graph: Graph) -> dict[Node, int]:
-    """The length of the longest path of operands before each node."""
-    depth: dict[Node, int] = {}
-    for n in graph.nodes():
-        depth[n] = 1 + max((depth[i] for i in n.inputs), default=0)
-    return depth
-
-
-def _is_group(n: Node, kind: str) -> bool:
-    return isinstance(n.op, Group) and n.op.kind == kind and len(n.types) == 1
+def _is_single(n: Node, kind: str) -> bool:
+    """Whether `n` is a group of that kind with one result."""
+    return is_group(n, kind) and len(n.types) == 1
 
 
 def _shares_elements(producer: Node, reader: Node) -> bool:
@@ -97,10 +78,10 @@ def _shares_elements(producer: Node, reader: Node) -> bool:
 def _shares_rows(producer: Node, reader: Node) -> bool:
     """Whether two groups reduce the same rows, or the reader is pointwise on those rows, and the reader needs the
     producer's value of a row for that row only."""
-    if len(boxes := _boxes(producer) | _boxes(reader)) != 1:
+    if len(boxes := boxes_of(producer) | boxes_of(reader)) != 1:
         return False
     ((box, reduced),) = boxes
-    if not _boxes(reader) and (reader.type.size != product(box) or max(_long_dims_at(box), default=0) not in reduced):
+    if not boxes_of(reader) and (reader.type.size != product(box) or max(_long_dims_at(box), default=0) not in reduced):
         return False  # a row whose elements are apart is better stored element by element than row by row
     result_dims = tuple(d for d in range(len(box)) if d not in reduced and box[d] != 1)
     if _long_dims(producer.shape) != tuple(box[d] for d in result_dims):
@@ -116,7 +97,7 @@ def _shares_rows(producer: Node, reader: Node) -> bool:
 def _is_of_rows(producer: Node, reader: Node, policy: FusionPolicy) -> bool:
     """Whether a row group, whose rows are short enough to be held, needs each element of a pointwise group for the same
     element of its rows only."""
-    if len(boxes := _boxes(reader)) != 1:
+    if len(boxes := boxes_of(reader)) != 1:
         return False
     ((box, reduced),) = boxes
     length = product([box[d] for d in reduced])
@@ -124,26 +105,6 @@ def _is_of_rows(producer: Node, reader: Node, policy: FusionPolicy) -> bool:
         return False
     body = body_of(reader)
     return all(is_used_by_element(body, p) for p, i in zip(body.inputs, reader.inputs, strict=True) if i is producer)
-
-
-def is_used_by_element(body: Graph, p: Node) -> bool:
-    """Whether element i of a value of the body is only used for element i of others, up to reductions of these."""
-    users, stack = body.uses(), [p]
-    for n in stack:  # grows in the loop
-        for u in users.get(n, ()):
-            if isinstance(u.op, Reduction):
-                continue
-            is_elementwise = category(u.op) is Category.ELEMENTWISE and all(i.shape == u.shape for i in u.inputs)
-            if not is_elementwise and not isinstance(u.op, Reshape):
-                return False
-            if u not in stack:
-                stack.append(u)
-    return True
-
-
-def _boxes(n: Node) -> set[tuple[Shape, tuple[int, ...]]]:
-    """The shapes that a row group reduces, with the reduced dimensions."""
-    return {(m.inputs[0].shape, m.op.reduced) for m in body_of(n).nodes() if isinstance(m.op, Reduction)}
 
 
 def _is_used_by_rows(body: Graph, p: Node, box: Shape, result_dims: tuple[int, ...]) -> bool:
@@ -173,35 +134,15 @@ def _long_dims(shape: Shape) -> Shape:
     return tuple(d for d in shape if d != 1)
 
 
-def _outer_operands(members: Sequence[Node]) -> list[Node]:
-    """The operands of the groups that other nodes compute."""
-    return list(dict.fromkeys(i for m in members for i in m.inputs if i not in members))
-
-
 def _can_merge(members: Sequence[Node], depth: Mapping[Node, int], policy: FusionPolicy) -> bool:
     """Whether the groups have few enough ops for one and reduce the same rows, and all their outer operands are at a
     smaller depth than each of them, so that no operand depends on the merged group."""
-    boxes = set[tuple[Shape, tuple[int, ...]]]().union(*map(_boxes, members))
-    if sum(len(body_of(m).nodes()) for m in members) > policy.max_ops or len(boxes) > 1:
+    boxes = set[Box]().union(*map(boxes_of, members))
+    if op_count(members) > policy.max_ops or len(boxes) > 1:
         return False
     min_depth = min(depth[m] for m in members)
-    return all(depth[i] < min_depth for i in _outer_operands(members))
+    operands = {i for m in members for i in m.inputs if i not in members}
+    return all(depth[i] < min_depth for i in operands)
 
 
-def _merged(members: Sequence[Node], images: Mapping[Node, Node]) -> Node:
-    """Return one group with the results of all members, which are in topological order."""
-    params: dict[Node, Node] = {}
-    roots: dict[Node, Node] = {}
-    for m in members:
-        images_inside: dict[Node, Node] = {}
-        for p, outer in zip(body_of(m).inputs, m.inputs, strict=True):
-            if outer not in roots and outer not in params:
-                params[outer] = Input(f"p{len(params)}", p.type)()
-            images_inside[p] = roots.get(outer) or params[outer]
-        (roots[m],) = rebuild(body_of(m).outputs, images_inside)
-    body = Graph(tuple(params.values()), tuple(roots.values()))
-    kind = "rows" if any(_is_group(m, "rows") for m in members) else "pointwise"
-    return Group(body, kind)(*(images[n] for n in params), loc=members[-1].loc)
-
-
-__all__ = ["is_used_by_element", "join_results"]
+__all__ = ["join_results"]
