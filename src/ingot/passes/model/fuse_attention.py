@@ -27,9 +27,10 @@ from ingot.support.dataclass import dataclass
 
 
 @dataclass(frozen=True)
-class _Scores:
-    """Masked scores: softcap(matmul(q, kt) * scale) + mask."""
+class Scores:
+    """Masked scores: softcap(matmul(q, kt) * scale) + mask. product: the matmul that the model has."""
 
+    product: Node
     q: Node
     kt: Node
     scale: float
@@ -49,7 +50,7 @@ def _attention(n: Node) -> Node | None:
     p, guard = _weights(p)
     if not isinstance(p.op, ops.Softmax) or p.op.axis not in (-1, p.type.rank - 1):
         return None
-    scores = _scores(p.inputs[0])
+    scores = scores_of(p.inputs[0])
     if scores is None:
         return None
     lead = p.shape[:-2]
@@ -62,11 +63,11 @@ def _attention(n: Node) -> Node | None:
     q, k = scores.q, ops.swap_axes(scores.kt, -1, -2)
     mask = scores.mask
     if mask is not None and not guard and not is_finite(mask):
-        mask = _with_nan_rows(mask)
-    if len(lead) == 1:
-        q, k, v = (ops.Reshape((1, *x.shape))(x) for x in (q, k, v))
-        mask = None if mask is None else ops.Reshape((1, *mask.shape))(mask) if mask.type.rank == 3 else mask
-    q, k, v = map(_tidy, _in_one_type(_unconverted(q), _unconverted(k), _unconverted(v), n.dtype))
+        mask = with_nan_rows(mask)
+    if mask is not None:
+        mask = four(mask) if mask.type.rank == 3 else mask
+    q, k, v = map(four, (q, k, v))
+    q, k, v = map(tidy, _in_one_type(_unconverted(q), _unconverted(k), _unconverted(v), n.dtype))
     k, v = without_repeats(k, v)
     shapes_match = (
         q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] and divides(k.shape[1], q.shape[1])
@@ -78,13 +79,18 @@ def _attention(n: Node) -> Node | None:
     return ops.reshape(ops.cast(out, n.dtype), n.shape)
 
 
+def four(x: Node) -> Node:
+    """`x` of rank 3 or 4 as one of rank 4."""
+    return ops.Reshape((1, *x.shape))(x) if x.type.rank == 3 else x
+
+
 def _in_one_type(q: Node, k: Node, v: Node, result: DType) -> tuple[Node, Node, Node]:
     """Keys and values in one type, and queries in one that is as wide and not narrower than the result."""
-    stored = _wider(k.dtype, v.dtype)
-    return ops.cast(q, _wider(q.dtype, _wider(stored, result))), ops.cast(k, stored), ops.cast(v, stored)
+    stored = wider(k.dtype, v.dtype)
+    return ops.cast(q, wider(q.dtype, wider(stored, result))), ops.cast(k, stored), ops.cast(v, stored)
 
 
-def _wider(a: DType, b: DType) -> DType:
+def wider(a: DType, b: DType) -> DType:
     """The type that holds the numbers of both."""
     return a if a.bits > b.bits or a == b else b if b.bits > a.bits else f32
 
@@ -96,7 +102,7 @@ def _weights(p: Node) -> tuple[Node, str]:
         inner, kind = _unguard(p)
         if isinstance(p.op, ops.Reshape) and p.inputs[0].shape[-2:] == p.shape[-2:]:
             inner = p.inputs[0]
-        inner = inner.inputs[0] if inner is p and _is_rounding(p) else inner
+        inner = inner.inputs[0] if inner is p and is_rounding(p) else inner
         if inner is p:
             return p, guard
         p, guard = inner, kind or guard
@@ -117,24 +123,31 @@ def _unguard(p: Node) -> tuple[Node, str]:
 
 def _hides_rows(test: Node, scores: Node) -> bool:
     """Whether `test` tests if all scores of a row are -inf, broadcast along the row."""
-    lead = scores.shape[:-1]
-    while not isinstance(test.op, ops.Reduce):
-        is_broadcast = isinstance(test.op, ops.BroadcastInDim) and test.op.dims == tuple(
-            range(test.inputs[0].type.rank)
-        )
-        if not is_broadcast and not (isinstance(test.op, ops.Reshape) and test.shape in (lead, (*lead, 1))):
-            return False
-        (test,) = test.inputs
+    test = row_value(test)
+    if not isinstance(test.op, ops.Reduce):
+        return False
     (hidden,) = test.inputs
-    tests_all = test.op.kind == "and" and test.op.dims == (len(lead),) and hidden.op == ops.Compare("EQ")
+    tests_all = test.op.kind == "and" and test.op.dims == (scores.type.rank - 1,) and hidden.op == ops.Compare("EQ")
     return tests_all and hidden.inputs[0] is scores and splat_of(hidden.inputs[1]) == -np.inf
+
+
+def row_value(x: Node) -> Node:
+    """The value of each row, which `x` repeats along the rows."""
+    lead = x.shape[:-1]
+    while isinstance(x.op, ops.BroadcastInDim | ops.Reshape):
+        (inner,) = x.inputs
+        is_broadcast = isinstance(x.op, ops.BroadcastInDim) and x.op.dims == tuple(range(inner.type.rank))
+        if not is_broadcast and not (isinstance(x.op, ops.Reshape) and x.shape in (lead, (*lead, 1))):
+            return x
+        x = inner
+    return x
 
 
 _MAX_STEPS = 32  # ops between a softmax and the product of its scores
 _ABSORBING_SCORE = -(2.0**100)  # added to a score in f32, it or a lower number leaves nothing of it
 
 
-def _scores(n: Node, memo: dict[Node, _Scores | None] | None = None, steps: int = _MAX_STEPS) -> _Scores | None:
+def scores_of(n: Node, memo: dict[Node, Scores | None] | None = None, steps: int = _MAX_STEPS) -> Scores | None:
     """The product under scaling, a softcap and masks; leading dimensions may be regrouped."""
     memo = {} if memo is None else memo
     if n not in memo:
@@ -142,23 +155,23 @@ def _scores(n: Node, memo: dict[Node, _Scores | None] | None = None, steps: int 
     return memo[n]
 
 
-def _under_steps(n: Node, memo: dict[Node, _Scores | None], steps: int) -> _Scores | None:
+def _under_steps(n: Node, memo: dict[Node, Scores | None], steps: int) -> Scores | None:
     op = n.op
     if isinstance(op, ops.MatMul):
-        (q, a), (kt, b) = map(_unscale, n.inputs)
-        return _Scores(q, kt, a * b)
+        (q, a), (kt, b) = map(unscaled, n.inputs)
+        return Scores(n, q, kt, a * b)
     if isinstance(op, ops.Select):
         return _selected(n, memo, steps)
     if not isinstance(op, ops.Add | ops.Sub | ops.Mul | ops.Div | ops.Tanh | ops.Reshape | ops.Convert):
         return None
     for i, x in enumerate(n.inputs[: 2 if isinstance(op, ops.Add | ops.Mul) else 1]):
-        inner = _scores(x, memo, steps)
+        inner = scores_of(x, memo, steps)
         if inner is None:
             continue
         if isinstance(op, ops.Reshape):
             return _regrouped(inner, x.shape, n.shape)
         if isinstance(op, ops.Convert):
-            return inner if _is_rounding(n) else None
+            return inner if is_rounding(n) else None
         if isinstance(op, ops.Tanh):
             return replace(inner, softcap=1.0) if inner.mask is None and not inner.softcap else None
         other = n.inputs[1 - i]
@@ -172,20 +185,20 @@ def _under_steps(n: Node, memo: dict[Node, _Scores | None], steps: int) -> _Scor
     return None
 
 
-def _is_rounding(n: Node) -> bool:
+def is_rounding(n: Node) -> bool:
     """Whether `n` converts between floats that attention, which computes in f32, need not round to."""
     return isinstance(n.op, ops.Convert) and all(
         d.is_float and 16 <= d.bits <= 32 for d in (n.dtype, n.inputs[0].dtype)
     )
 
 
-def _selected(n: Node, memo: dict[Node, _Scores | None], steps: int) -> _Scores | None:
+def _selected(n: Node, memo: dict[Node, Scores | None], steps: int) -> Scores | None:
     """Scores that a condition replaces by a number, which hides them."""
     condition, *choices = n.inputs
     for x, fill in (choices, choices[::-1]):
         value = splat_of(fill)
         low = 0.0 if value is None else float(value)
-        if not low <= _ABSORBING_SCORE or (inner := _scores(x, memo, steps)) is None:
+        if not low <= _ABSORBING_SCORE or (inner := scores_of(x, memo, steps)) is None:
             continue
         keep = _narrow(condition) if x is choices[0] else ops.Not()(_narrow(condition))
         if low == -np.inf:
@@ -200,10 +213,10 @@ def _added(mask: Node) -> Node:
     """A mask as what is added to scores, in 32 bits or more."""
     if mask.dtype == boolean:
         return ops.where(mask, ops.full(mask.shape, 0.0), ops.full(mask.shape, -np.inf))
-    return ops.cast(mask, _wider(mask.dtype, f32))
+    return ops.cast(mask, wider(mask.dtype, f32))
 
 
-def _scaled(s: _Scores, factor: float, divides: bool) -> _Scores | None:
+def _scaled(s: Scores, factor: float, divides: bool) -> Scores | None:
     """Scores times a constant factor, or divided by it: c (a tanh(x / a) + mask) = ca tanh(cx / ca) + c mask."""
     if (divides and factor == 0) or (s.softcap and not (factor > 0 and np.isfinite(factor))):
         return None
@@ -216,7 +229,7 @@ def _scaled(s: _Scores, factor: float, divides: bool) -> _Scores | None:
     return replace(s, scale=scale, softcap=softcap, mask=mask)
 
 
-def _times(s: _Scores, factor: Node) -> _Scores | None:
+def _times(s: Scores, factor: Node) -> Scores | None:
     """Scores times a factor of each query or of each key, which multiplies q or k."""
     if s.mask is not None or s.softcap or not factor.dtype.is_float or factor.type.rank < 2:
         return None
@@ -224,13 +237,13 @@ def _times(s: _Scores, factor: Node) -> _Scores | None:
     if side is None:
         return None
     x: Node = getattr(s, side)
-    x = ops.cast(x, _wider(x.dtype, f32))
+    x = ops.cast(x, wider(x.dtype, f32))
     if ops.broadcast_shapes(x.shape, factor.shape) != x.shape:
         return None
     return replace(s, **{side: ops.mul(x, ops.broadcast_to(ops.cast(factor, x.dtype), x.shape))})
 
 
-def _regrouped(s: _Scores, old: Shape, new: Shape) -> _Scores | None:
+def _regrouped(s: Scores, old: Shape, new: Shape) -> Scores | None:
     """Scores of shape `old` reshaped to `new`, where only the dimensions before rows and columns change."""
     if old[-2:] != new[-2:] or s.q.shape[:-2] != old[:-2] or s.kt.shape[:-2] != old[:-2]:
         return None
@@ -262,13 +275,13 @@ def _combined_mask(a: Node | None, b: Node) -> Node:
     shape = ops.broadcast_shapes(a.shape, b.shape)
     keep, added = (a, b) if a.dtype == boolean else (b, a)
     if keep.dtype != boolean:
-        wide = _wider(a.dtype, b.dtype)
+        wide = wider(a.dtype, b.dtype)
         return ops.add(ops.cast(a, wide), ops.cast(b, wide))
     keep, added = ops.broadcast_to(keep, shape), ops.broadcast_to(added, shape)
     return ops.where(keep, added, ops.full(shape, -np.inf, added.dtype))
 
 
-def _unscale(n: Node) -> tuple[Node, float]:
+def unscaled(n: Node) -> tuple[Node, float]:
     """x * c -> (x, c), through any number of constant factors and conversions, of which x is not wider than `n`."""
     scale, bits = 1.0, n.dtype.bits
     found = n, scale
@@ -278,7 +291,7 @@ def _unscale(n: Node) -> tuple[Node, float]:
             n, scale = n.inputs[0], scale / float(value) if isinstance(n.op, ops.Div) else scale * float(value)
         elif isinstance(n.op, ops.Mul) and (value := splat_of(n.inputs[0])) is not None:
             n, scale = n.inputs[1], scale * float(value)
-        elif _is_rounding(n):
+        elif is_rounding(n):
             n = n.inputs[0]
         else:
             return found
@@ -290,7 +303,7 @@ def _unconverted(n: Node) -> Node:
     """`n` before conversions to wider types, under the views between them."""
     views, x = list[Node](), n
     while isinstance(x.op, ops.Reshape | ops.Transpose | ops.BroadcastInDim) or (
-        _is_rounding(x) and x.inputs[0].dtype.bits < x.dtype.bits
+        is_rounding(x) and x.inputs[0].dtype.bits < x.dtype.bits
     ):
         views.append(x)
         x = x.inputs[0]
@@ -312,7 +325,7 @@ def _narrow(mask: Node) -> Node:
     return mask
 
 
-def _with_nan_rows(mask: Node) -> Node:
+def with_nan_rows(mask: Node) -> Node:
     """An additive mask with NaN in rows that hide every key, as their softmax is NaN; attention itself returns 0."""
     mask = _added(mask) if mask.dtype == boolean else mask
     has_key = ops.compare("NE", ops.reduce_max(mask, -1, keepdims=True), -np.inf)
@@ -320,7 +333,7 @@ def _with_nan_rows(mask: Node) -> Node:
     return ops.where(ops.broadcast_to(has_key, mask.shape), mask, nan)
 
 
-def _tidy(n: Node) -> Node:
+def tidy(n: Node) -> Node:
     """`n` with its chain of views reduced to the shortest form."""
     for rule in VIEW_CHAINS:
         if isinstance(n.op, rule.root):
@@ -328,3 +341,16 @@ def _tidy(n: Node) -> Node:
             if isinstance(new, Node):
                 return new
     return n
+
+
+__all__ = [
+    "four",
+    "fuse_attention",
+    "is_rounding",
+    "row_value",
+    "scores_of",
+    "tidy",
+    "unscaled",
+    "wider",
+    "with_nan_rows",
+]
