@@ -178,9 +178,9 @@ def _under_steps(n: Node, memo: dict[Node, Scores | None], steps: int) -> Scores
         if isinstance(op, ops.Mul | ops.Div):
             factor = splat_of(other)
             if factor is None:
-                return _times(inner, _narrow(other)) if isinstance(op, ops.Mul) else None
+                return _times(inner, narrow(other)) if isinstance(op, ops.Mul) else None
             return _scaled(inner, float(factor), isinstance(op, ops.Div))
-        added = ops.Neg()(_narrow(other)) if isinstance(op, ops.Sub) else _narrow(other)
+        added = ops.Neg()(narrow(other)) if isinstance(op, ops.Sub) else narrow(other)
         return replace(inner, mask=_combined_mask(inner.mask, added))
     return None
 
@@ -200,7 +200,7 @@ def _selected(n: Node, memo: dict[Node, Scores | None], steps: int) -> Scores | 
         low = 0.0 if value is None else float(value)
         if not low <= _ABSORBING_SCORE or (inner := scores_of(x, memo, steps)) is None:
             continue
-        keep = _narrow(condition) if x is choices[0] else ops.Not()(_narrow(condition))
+        keep = narrow(condition) if x is choices[0] else ops.Not()(narrow(condition))
         if low == -np.inf:
             return replace(inner, mask=_combined_mask(inner.mask, keep))
         # no condition, as a row whose scores are all this number has equal weights
@@ -314,7 +314,7 @@ def _unconverted(n: Node) -> Node:
     return x
 
 
-def _narrow(mask: Node) -> Node:
+def narrow(mask: Node) -> Node:
     """The mask before it was broadcast to all heads: attention broadcasts its mask."""
     while isinstance(mask.op, ops.BroadcastInDim):
         (x,) = mask.inputs
@@ -347,6 +347,7 @@ __all__ = [
     "four",
     "fuse_attention",
     "is_rounding",
+    "narrow",
     "row_value",
     "scores_of",
     "tidy",
