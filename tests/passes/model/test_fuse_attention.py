@@ -273,3 +273,11 @@ def test_masks_of_windows_are_regrouped_with_the_heads() -> None:
     after = fuse_attention(g)
     assert count(after, ops.Attention) == 1 and count(after, ops.Softmax) == 0
     same_values(g, after, 1e-5, b=2)
+
+
+def test_weights_that_are_read_elsewhere_stay() -> None:
+    """A forward pass that saves them would compute the scores twice."""
+    (product,) = with_scores(lambda s: s).outputs
+    weights = product.inputs[0]
+    for other in (weights, ops.cast(weights, bf16), ops.reduce_sum(weights, (0,))):
+        assert count(fuse_attention(graph(product, other)), ops.Attention) == 0

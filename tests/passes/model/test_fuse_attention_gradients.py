@@ -97,10 +97,11 @@ def filled(seen: np.ndarray | Node, kept: np.ndarray | None = None) -> Graph:
 
 def test_conditions_that_leave_a_key_to_each_row() -> None:
     seen = np.tril(np.ones((5, 5), bool))
-    g = filled(seen)
-    after = fuse_attention_gradients(g)
-    assert count(after, ops.AttentionGradients) == 1
-    same_values(g, after, 1e-5)
+    for condition in (seen, seen[None, None].repeat(2, 0)):
+        g = filled(condition)
+        after = fuse_attention_gradients(g)
+        assert count(after, ops.AttentionGradients) == 1
+        same_values(g, after, 1e-5)
     of_fewer = filled(seen, np.tril(np.ones((5, 5), bool), -1))
     assert count(fuse_attention_gradients(of_fewer), ops.AttentionGradients) == 0
     seen[2] = False

@@ -11,6 +11,7 @@ read once.
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from ingot import ops
 from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Graph, Node, splat_of
-from ingot.ir.rewrite import Rule, RuleSet, rewrite
+from ingot.ir.rewrite import RuleSet, replace_nodes, rewrite
 from ingot.ir.types import DType, Shape, boolean, f32
 from ingot.passes.constants import is_finite
 from ingot.passes.model.shared_heads import SHARED_HEADS, divides, without_repeats
@@ -39,16 +40,37 @@ class Scores:
 
 
 def fuse_attention(graph: Graph) -> Graph:
-    """matmul(softmax(scores), v) -> attention (see module)"""
-    return rewrite(graph, VIEW_CHAINS + RuleSet((Rule("attention", ops.MatMul, _attention), *SHARED_HEADS)))
+    """matmul(softmax(scores), v) -> attention (see module)
+
+    Weights that something else reads, or that are a result, are in memory anyway, and stay.
+    """
+    graph = rewrite(graph, VIEW_CHAINS)
+    users, outputs = graph.uses(), set(graph.outputs)
+    kept = {n for n in graph.nodes() if isinstance(n.op, ops.Softmax) and _is_read_elsewhere(n, users, outputs)}
+    found = {n: _attention(n, kept) for n in graph.nodes() if isinstance(n.op, ops.MatMul)}
+    graph = replace_nodes(graph, {n: new for n, new in found.items() if new is not None})
+    return rewrite(graph, VIEW_CHAINS + RuleSet(SHARED_HEADS))
 
 
-def _attention(n: Node) -> Node | None:
+def _is_read_elsewhere(weights: Node, users: Mapping[Node, Sequence[Node]], outputs: Container[Node]) -> bool:
+    """Whether anything but a product reads the weights, under guards, regroupings and conversions."""
+    if weights in outputs:
+        return True
+    for u in users.get(weights, ()):
+        is_step = isinstance(u.op, ops.Convert | ops.Reshape | ops.Select | ops.IsNan | ops.Transpose)
+        if is_step and _is_read_elsewhere(u, users, outputs):
+            return True
+        if not is_step and not isinstance(u.op, ops.MatMul):
+            return True
+    return False
+
+
+def _attention(n: Node, kept: Container[Node]) -> Node | None:
     p, v = n.inputs
     if n.type.rank not in (3, 4) or not n.dtype.is_float or v.type.rank != n.type.rank:
         return None
     p, guard = _weights(p)
-    if not isinstance(p.op, ops.Softmax) or p.op.axis not in (-1, p.type.rank - 1):
+    if p in kept or not isinstance(p.op, ops.Softmax) or p.op.axis not in (-1, p.type.rank - 1):
         return None
     scores = scores_of(p.inputs[0])
     if scores is None:

@@ -192,7 +192,7 @@ def _hides_alike(mask: Node | None, selections: Iterable[Node]) -> bool:
         if not _is_known(condition) or condition.type.rank > 4:
             return False
         kept = value_of(condition) != (splat_of(n.inputs[1]) == 0)
-        if any(a != b != 1 for a, b in zip(kept.shape[:-2][::-1], seen.shape[:-2][::-1], strict=False)):
+        if any(a != b and 1 not in (a, b) for a, b in zip(kept.shape[:-2][::-1], seen.shape[:-2][::-1], strict=False)):
             return False
         if kept.shape[-2:] != seen.shape[-2:] or (seen & ~kept).any():
             return False
