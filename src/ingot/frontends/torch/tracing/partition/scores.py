@@ -20,10 +20,8 @@ _aten = torch.ops.aten
 _PRODUCTS = (_aten.bmm.default, _aten.baddbmm.default)
 _CASTS = (_aten._to_copy.default, _aten.clone.default, _aten._unsafe_view.default)
 _SCALES = (_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar)
-_MASKS = (
-    _aten.add.Tensor, _aten.add.Scalar, _aten.sub.Tensor, _aten.where.self, _aten.masked_fill.Scalar,
-    _aten.masked_fill.Tensor,
-)  # fmt: skip
+_SELECTIONS = (_aten.where.self, _aten.masked_fill.Scalar, _aten.masked_fill.Tensor)
+_MASKS = (*_SELECTIONS, _aten.add.Tensor, _aten.add.Scalar, _aten.sub.Tensor)
 
 
 def recompute_scores(graph: fx.Graph) -> None:
@@ -73,7 +71,7 @@ def _count_products(value: fx.Node, others: Container[fx.Node]) -> int | None:
             continue
         if n.target in _PRODUCTS:
             count += 1
-        elif _is_free(n) or n.target is _aten.where.self or (n.target in _SCALES and n.all_input_nodes == [value]):
+        elif _is_free(n) or n.target in _SELECTIONS or (n.target in _SCALES and n.all_input_nodes == [value]):
             found = _count_products(n, ())
             if found is None:
                 return None
