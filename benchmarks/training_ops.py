@@ -2,11 +2,12 @@
 
     python benchmarks/training_ops.py                          all of them, one thread
     python benchmarks/training_ops.py max_pool group_norm      those whose names begin so
+    python benchmarks/training_ops.py --channels-first         images in PyTorch's own order
     python benchmarks/training_ops.py --json ops.json          what was measured; - for the last line
 
-Images lie with their channels last. Both are given the same cotangent; told is the least processor time of three
-windows each, in turns. A call through torch.compile costs about 0.1 ms with its gradient: ops that take less in eager
-PyTorch say little.
+Images lie with their channels last by default. Both are given the same cotangent; told is the least processor time of
+three windows each, in turns. A call through torch.compile costs about 0.1 ms with its gradient: ops that take less in
+eager PyTorch say little.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _WINDOW = 0.15  # seconds
 _IDS = torch.arange(4096).mul_(2654435761).remainder_(5000).view(64, 64)
 
 
-def image(channels: int = 32, size: int = 56, batch: int = 8) -> Tensor:
-    return torch.randn(batch, channels, size, size).to(memory_format=torch.channels_last)
+def image_of(order: torch.memory_format, channels: int = 32, size: int = 56, batch: int = 8) -> Tensor:
+    return torch.randn(batch, channels, size, size).to(memory_format=order)
 
 
 def pooled_and_back(x: Tensor) -> Tensor:
@@ -43,8 +44,8 @@ def pooled_and_back(x: Tensor) -> Tensor:
     return F.max_unpool2d(y, places, [2, 2])
 
 
-def of_images() -> dict[str, tuple[Op, Sequence[Tensor]]]:
-    weight = torch.randn
+def of_images(order: torch.memory_format = torch.channels_last) -> dict[str, tuple[Op, Sequence[Tensor]]]:
+    image, weight = partial(image_of, order), torch.randn
     up = partial(F.interpolate, scale_factor=2)
     return {
         "nearest": (up, (image(16, 28),)),
@@ -52,11 +53,17 @@ def of_images() -> dict[str, tuple[Op, Sequence[Tensor]]]:
         "bicubic": (partial(up, mode="bicubic"), (image(8, 28),)),
         "bilinear, fewer": (partial(F.interpolate, size=(20, 20), mode="bilinear"), (image(16),)),
         "group_norm": (lambda x, w, b: F.group_norm(x, 8, w, b), (image(), weight(32), weight(32))),
+        "group_norm 32": (lambda x, w, b: F.group_norm(x, 32, w, b), (image(320, 32, 2), weight(320), weight(320))),
+        "layer_norm of channels": (
+            lambda x, w, b: F.layer_norm(x.permute(0, 2, 3, 1), (96,), w, b).permute(0, 3, 1, 2),
+            (image(96, 56, 2), weight(96), weight(96)),
+        ),
         "instance_norm": (F.instance_norm, (image(),)),
         "local_response_norm": (partial(F.local_response_norm, size=5), (image(16, 28),)),
         "max_pool 3/2": (partial(F.max_pool2d, kernel_size=3, stride=2, padding=1), (image(),)),
         "max_pool 2": (partial(F.max_pool2d, kernel_size=2), (image(),)),
         "adaptive_max_pool 7": (partial(F.adaptive_max_pool2d, output_size=7), (image(),)),
+        "adaptive_max_pool 5": (partial(F.adaptive_max_pool2d, output_size=5), (image(),)),
         "avg_pool 3/1": (partial(F.avg_pool2d, kernel_size=3, stride=1, padding=1), (image(),)),
         "avg_pool 2": (partial(F.avg_pool2d, kernel_size=2), (image(),)),
         "adaptive_avg_pool 7": (partial(F.adaptive_avg_pool2d, output_size=7), (image(),)),
@@ -66,6 +73,7 @@ def of_images() -> dict[str, tuple[Op, Sequence[Tensor]]]:
         "pad replicate": (partial(F.pad, pad=(2, 2, 2, 2), mode="replicate"), (image(),)),
         "pad circular": (partial(F.pad, pad=(1, 1, 1, 1), mode="circular"), (image(),)),
         "pixel_shuffle": (partial(F.pixel_shuffle, upscale_factor=2), (image(32, 28),)),
+        "channel_shuffle": (partial(F.channel_shuffle, groups=4), (image(),)),
         "prelu": (F.prelu, (image(), weight(32))),
         "cat": (lambda a, b: torch.cat((a, b), 1), (image(), image())),
         "grid_sample": (partial(F.grid_sample, align_corners=False), (image(16, 32), torch.rand(8, 32, 32, 2))),
@@ -84,6 +92,10 @@ def of_images() -> dict[str, tuple[Op, Sequence[Tensor]]]:
             (image(size=28), weight(32, 16, 4, 4)),
         ),
         "conv_transpose 2/2": (partial(F.conv_transpose2d, stride=2), (image(size=28), weight(32, 16, 2, 2))),
+        "conv_transpose 2/2, 4 groups": (
+            partial(F.conv_transpose2d, stride=2, groups=4),
+            (image(size=28), weight(32, 8, 2, 2)),
+        ),
     }
 
 
@@ -148,12 +160,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="how the ops' names begin; by default all")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--channels-first", action="store_true", help="images in PyTorch's own order")
     parser.add_argument("--json", help="where to write what was measured; - for the last line")
     asked = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(asked.threads)
     found: dict[str, dict[str, float]] = {}
-    for name, (op, args) in (of_images() | of_rows()).items():
+    order = torch.contiguous_format if asked.channels_first else torch.channels_last
+    for name, (op, args) in (of_images(order) | of_rows()).items():
         if asked.names and not name.startswith(tuple(asked.names)):
             continue
         eager, own = measured(op, args, asked.threads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -413,23 +412,3 @@ def test_backward_inside_of_a_compiled_frame() -> None:
     expected = step()
     for _ in range(3):
         torch.testing.assert_close(run(), expected)
-
-
-def test_threads() -> None:
-    xs = [leaf(8, n) for n in (6, 6, 6, 6)]
-    run, failures = compiled(torch.tanh, xs[0]), list[BaseException]()
-
-    def work(x: Tensor) -> None:
-        try:
-            for _ in range(50):
-                (gradient,) = torch.autograd.grad(run(x).sum(), [x])
-                torch.testing.assert_close(gradient, 1 - x.detach().tanh().square())
-        except BaseException as e:
-            failures.append(e)
-
-    threads = [threading.Thread(target=work, args=(x,)) for x in xs]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failures, failures

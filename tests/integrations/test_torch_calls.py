@@ -417,3 +417,24 @@ def test_values_that_have_no_address() -> None:
     with forward_ad.dual_level():
         assert call([forward_ad.make_dual(x, x)]) is None
     assert len(taken) == 1
+
+
+def test_memory_that_is_smaller_than_when_traced() -> None:
+    """torch calls a graph of overlapping views for tensors that do not overlap, and gives it less memory, which no
+    program may write beyond: aot_eager refuses it, too."""
+
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        b.add_(a.sum())
+        return a + b.sum()
+
+    run = torch.compile(f, backend="ingot", fullgraph=True, options={"threads": 1})
+    memory, expected = torch.arange(12.0), torch.arange(12.0)
+    torch.testing.assert_close(run(memory[:8], memory[4:]), f(expected[:8], expected[4:]))
+    torch.testing.assert_close(memory, expected)
+    try:
+        y = run(torch.ones(8), torch.ones(8))
+    except InputError as e:
+        assert "expected shape [12], got shape [8]" in str(e)
+    else:
+        torch.testing.assert_close(y, f(torch.ones(8), torch.ones(8)))

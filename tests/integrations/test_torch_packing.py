@@ -171,3 +171,11 @@ def test_unpacking_reverses_packing() -> None:
         got = unpack(packed, offset, value.shape, order, value.dtype)
         assert torch.equal(got, value) and got.data_ptr() == packed.data_ptr() + offset
         assert got.stride() == value.stride() or value.numel() == max(value.shape, default=1)
+
+
+def test_gradients_beside_a_size_that_the_run_finds() -> None:
+    mask = torch.tensor([True, False, True, False, True])
+    leaves = [torch.randn(5, 5, requires_grad=True), torch.randn(5, requires_grad=True)]
+    fill = torch.compile(lambda a, v: a.index_put((mask,), v), backend="ingot", fullgraph=True)
+    got = torch.autograd.grad(fill(*leaves).sum(), leaves)
+    assert [t.tolist() for t in got] == [[[float(not m)] * 5 for m in mask], [3.0] * 5]

@@ -46,12 +46,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen 2": ("qwen2", "Qwen2ForCausalLM", {}),
     "qwen 2, windows": ("qwen2", "Qwen2ForCausalLM", {
         "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1,
+        "partial_rotary_factor": 0.5,
     }),
     "qwen 3": ("qwen3", "Qwen3ForCausalLM", {"head_dim": 16}),
     "gemma": ("gemma", "GemmaForCausalLM", {"head_dim": 8}),
     "gemma 2": ("gemma2", "Gemma2ForCausalLM", {**HEADS, "sliding_window": 6, "attn_logit_softcapping": 2.0}),
     "phi": ("phi", "PhiForCausalLM", {"partial_rotary_factor": 0.5}),
-    "phi 3": ("phi3", "Phi3ForCausalLM", {"sliding_window": 9}),
+    "phi 3": ("phi3", "Phi3ForCausalLM", {"sliding_window": 9, "partial_rotary_factor": 0.5}),
     "phi 3, long": ("phi3", "Phi3ForCausalLM", {
         "original_max_position_embeddings": 32,
         "rope_scaling": {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [4.0] * 4},
@@ -73,7 +74,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen 2 mixture": ("qwen2_moe", "Qwen2MoeForCausalLM", {
         **MIXTURE, "shared_expert_intermediate_size": 24, "mlp_only_layers": [1],
     }),
-    "olmo mixture": ("olmoe", "OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "olmo mixture": ("olmoe", "OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5}),
 }  # fmt: skip
 FAST = 3
 

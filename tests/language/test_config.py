@@ -35,7 +35,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_f
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4}}, "more than low_freq_factor"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "short_factor: expected 4 numbers above 0"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor: expected a number above 0"),
-        ({"partial_rotary_factor": 0.4}, "an even part"),
+        ({"model_type": "phi3", "partial_rotary_factor": 0.4}, "an even part"),
         ({"rms_norm_eps": "x"}, "rms_norm_eps: expected a finite number"),
     ],
     ids=str,

@@ -83,8 +83,9 @@ def test_wrong_inputs_say_what_was_expected():
         CompiledModel(models.static(), threads=1)(x)
     with pytest.raises(InputError, match=r"byte|dtype"):
         CompiledModel(models.static(), threads=1)(np.zeros(1000, ">f4"))
-    with pytest.raises(InputError, match="threads: expected a whole number, at least 1, got 0"):
-        CompiledModel(models.static(), threads=0)
+    for threads in (0, 1 << 30, "2"):
+        with pytest.raises(InputError, match=f"threads: expected a whole number from 1 to 1024, got {threads}"):
+            CompiledModel(models.static(), threads=threads)  # type: ignore[arg-type]
 
 
 def test_dlpack_objects_are_read_in_place():

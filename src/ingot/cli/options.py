@@ -14,11 +14,12 @@ import typer
 
 from ingot.debug.source import Words
 from ingot.support.dataclass import dataclass
+from ingot.support.flags import MAX_THREADS
 
 _MODEL_FORMATS = "ONNX, PyTorch (.pt2), TorchScript, StableHLO, TensorFlow, TFLite, Keras or GGUF"
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_MODEL_FORMATS}, or a compiled .ingot file.")]
 Uncompiled = Annotated[Path, typer.Argument(metavar="MODEL", help=f"{_MODEL_FORMATS}.")]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Threads; by default one per physical core.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=MAX_THREADS, help="Threads; by default one per physical core.")]
 Dims = Annotated[
     list[str] | None,
     typer.Option(

@@ -98,13 +98,17 @@ def ingot_backend(
     compile_model = partial(compile_model, **{k: v for k, v in (options or {}).items() if k != "fallback"})
     parameters = _parameters(module, example_inputs)
     table = without_handled(core_aten_decompositions())
+    # forward and backward share fake tensors, which one thread at a time may use; the first backward passes of several
+    # threads compile the same graph
+    lock = threading.Lock()
 
     def specialized(
         gm: fx.GraphModule, example_inputs: Sequence[Any], fixed: frozenset[int], saved: slice = slice(0)
     ) -> _Specialized | WithFallback:
         if splits:  # the parts of a graph keep the strides of what they save for the backward pass
-            return WithFallback(gm, example_inputs, fixed, partial(_Specialized, compile_model=compile_model))
-        run = _Specialized(gm, example_inputs, fixed, compile_model, saved)
+            make = partial(_Specialized, compile_model=compile_model, lock=lock)
+            return WithFallback(gm, example_inputs, fixed, make, lock)
+        run = _Specialized(gm, example_inputs, fixed, compile_model, lock, saved)
         if saved != slice(0):
             report_strides(run.results)
         return run
@@ -134,6 +138,10 @@ def ingot_backend(
         return run
 
     def compile_backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with lock:
+            return calls.backward or backward_of(gm, example_inputs)
+
+    def backward_of(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         copy_gradients(gm.graph, leaf_strides)
         (end,) = gm.graph.find_nodes(op="output")
         gradients, join = end.args[0], split_sparse(gm.graph)
@@ -258,9 +266,11 @@ class _Specialized:
         example_inputs: Sequence[Any],
         fixed: frozenset[int],
         compile_model: Compile,
+        lock: threading.Lock,
         saved: slice = slice(0),
     ):
-        """saved: the slice of results that only a backward graph reads."""
+        """lock: of the fake tensors of the graph, the constants and the programs. saved: the slice of results that only
+        a backward graph reads."""
         gpu = self._gpu = gpu_of(graph.graph)
         self._writes = InPlaceWrites(graph.graph)
         read, self._memory = cut_memory(graph.graph)
@@ -288,7 +298,7 @@ class _Specialized:
         excluded = {*fixed, *self._orders, *_on_host(graph.graph, gpu)}
         self._in_place = self._writes.in_place(self.results, excluded) if _is_compile(compile_model) else {}
         self._copied = self._writes.copied(self.results)
-        self._lock = threading.Lock()  # of the constants and the programs
+        self._lock = lock
         # by values of ints: a program, and which inputs it takes (None: all)
         self._runs: dict[tuple[tuple[int, int], ...], tuple[Compiled, list[bool] | None]] = {}
         # while constants stay, for calls that need the addresses of tensors alone

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from operator import getitem
+from threading import Lock
 from typing import Any
 
 import torch
@@ -41,16 +42,22 @@ class WithFallback:
 
     _boxed_call = True  # AOTAutograd's name for functions of one list
 
-    def __init__(self, graph: fx.GraphModule, example_inputs: Sequence[Any], fixed: frozenset[int], make: Make) -> None:
-        """make: compiles a graph, which it may change. fixed: positions of the inputs that may be constants."""
-        self._graph, self._fixed, self._make = deepcopy(graph), fixed, make
+    def __init__(
+        self, graph: fx.GraphModule, example_inputs: Sequence[Any], fixed: frozenset[int], make: Make, lock: Lock
+    ) -> None:
+        """make: compiles a graph, which it may change. fixed: positions of the inputs that may be constants. lock: of
+        the graph's fake tensors."""
+        self._graph, self._fixed, self._make, self._lock = deepcopy(graph), fixed, make, lock
         self._run = make(graph, example_inputs, fixed)
 
     def __call__(self, args: list[Any]) -> Any:
+        run = self._run
         try:
-            return self._run(args)
+            return run(args)
         except UnsupportedNodesError as error:
-            self._run = self._split(error)
+            with self._lock:  # unless another thread's call has split it
+                if self._run is run:
+                    self._run = self._split(error)
         return self._run(args)
 
     def _split(self, error: UnsupportedNodesError) -> Run:
@@ -70,7 +77,8 @@ class WithFallback:
             if name.startswith("submod_"):
                 is_eager = int(name.removeprefix("submod_")) % 2 == 1
                 eager += is_eager
-                setattr(module, name, _Eager(part, reasons) if is_eager else _Compiled(part, fixed, self._make))
+                program = _Eager(part, reasons) if is_eager else _Compiled(part, fixed, self._make, self._lock)
+                setattr(module, name, program)
         _log.warning(
             "%s\nfallback: %d parts run in eager PyTorch, between %d programs", error, eager, len(parts) - eager
         )
@@ -117,7 +125,7 @@ class _Eager(torch.nn.Module):
 class _Compiled(torch.nn.Module):
     """A part that is a program, or is split again if it cannot be one."""
 
-    def __init__(self, part: fx.GraphModule, fixed: Collection[str], make: Make) -> None:
+    def __init__(self, part: fx.GraphModule, fixed: Collection[str], make: Make, lock: Lock) -> None:
         super().__init__()
         placeholders = [n for n in part.graph.nodes if n.op == "placeholder"]
         (end,) = (n for n in part.graph.nodes if n.op == "output")
@@ -125,7 +133,7 @@ class _Compiled(torch.nn.Module):
         if self._is_single:
             end.args = ((end.args[0],),)
         positions = frozenset(i for i, n in enumerate(placeholders) if n.name in fixed)
-        self._run = WithFallback(part, [n.meta.get("val") for n in placeholders], positions, make)
+        self._run = WithFallback(part, [n.meta.get("val") for n in placeholders], positions, make, lock)
 
     def forward(self, *args: Any) -> Any:
         results = self._run([*args])

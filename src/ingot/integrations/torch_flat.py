@@ -14,6 +14,7 @@ from torch import fx
 from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from ingot.frontends.torch.aten.complex import complex_of
 from ingot.frontends.torch.convert import Sizes, data_reads
@@ -108,7 +109,10 @@ def import_flat(
     sizes = Sizes(equal=equal, reads=data_reads(module.graph))
     ranges = {} if environment is None else environment.var_to_range
     values_of_inputs = (n.meta.get("val") for n in placeholders(module.graph))
-    sizes.begin(ranges, [v.node.expr for v in values_of_inputs if isinstance(v, torch.SymInt)])
+    ints = [v.node.expr for v in values_of_inputs if isinstance(v, torch.SymInt)]
+    # a count that forward found has any value: torch's range of masked_select's leaves out that operands are expanded
+    ranges = {s: span for s, span in ranges.items() if s not in ints or not symbol_is_type(s, SymT.UNBACKED_INT)}
+    sizes.begin(ranges, ints)
     importer = Importer(sizes, is_final=True)
     inputs: list[Node] = []
     state: dict[int, Node] = {}

@@ -212,9 +212,10 @@ def _ropes(c: Settings, family: str, head_width: int, context: int) -> tuple[Rop
 def _rope(c: Settings, family: str, scaling: Settings | None, head_width: int, context: int, theta: float) -> Rope:
     s = scaling or Settings({}, c.where)
     base = s.positive("rope_theta", default=c.positive("rope_theta", default=theta))
-    part = s.positive(
-        "partial_rotary_factor", default=c.positive("partial_rotary_factor", default=_PARTS.get(family, 1.0))
-    )
+    part = 1.0
+    if family in _PARTS:  # the others of transformers rotate whole heads, whatever the file says
+        key = "partial_rotary_factor"
+        part = s.positive(key, default=c.positive(key, default=_PARTS[family]))
     width = int(head_width * part)
     if part > 1 or width < 2 or width % 2:
         raise c.error("partial_rotary_factor", f"an even part of the heads' {head_width} elements", part)
@@ -253,7 +254,7 @@ def _rope(c: Settings, family: str, scaling: Settings | None, head_width: int, c
     return rope
 
 
-_PARTS = {"phi": 0.5}
+_PARTS = {"phi": 0.5, "phi3": 1.0}  # families that may rotate a part of each head -> its default
 
 
 def _magnitude(s: Settings, factor: float) -> float:

@@ -127,10 +127,10 @@ class Network:
             q, k, v = ops.split(t.linear(x, "query_key_value", i), (q_width, k_width, k_width), -1)
         else:
             q, k, v = t.linears(x, ("query", "key", "value"), i)
-        if a.clip:
-            q, k, v = (ops.clip(y, -a.clip, a.clip) for y in (q, k, v))
         if a.head_norm == "all":
             q, k = self._norm(q, "query_norm", i), self._norm(k, "key_norm", i)
+        if a.clip:
+            q, k, v = (ops.clip(y, -a.clip, a.clip) for y in (q, k, v))
         q, k, v = (ops.reshape(y, (*y.shape[:-1], -1, a.head_width)) for y in (q, k, v))
         if a.head_norm == "head":
             q, k = self._norm(q, "query_norm", i), self._norm(k, "key_norm", i)

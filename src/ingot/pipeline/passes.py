@@ -38,6 +38,7 @@ from ingot.passes.fusion.share_kernels import share_kernels
 from ingot.passes.model.bound_sizes import bound_sizes, check_in_run
 from ingot.passes.model.fold_batch_norm import fold_batch_norm
 from ingot.passes.model.fuse_attention import fuse_attention
+from ingot.passes.model.fuse_attention_gradients import fuse_attention_gradients
 from ingot.passes.model.linear_order import order_linear
 from ingot.passes.model.lower import lower_model_ops
 from ingot.passes.model.merge_matmuls import merge_matmuls
@@ -122,6 +123,7 @@ def common_passes(
         return in_bodies(graph, lambda body: optimize(body, passes, outer=symbols))
 
     return (
+        ("attention_gradients", fuse_attention_gradients),  # before keys are shared
         ("shared_heads", share_gradients),  # before attention's results are transposed
         *choices.target_passes,
         # on MODEL ops, while they still have their names

@@ -205,6 +205,9 @@ class LoadedProgram(Executable):
         return super().run_into(inputs, out) if self._program.sizes else self._run(inputs, out)
 
     def run_over(self, inputs: Sequence[object], state: Sequence[Tensor]) -> list[np.ndarray | Tensor]:
+        for own, given in zip(self._program.state, state, strict=True):
+            if own.shape != given.shape:
+                raise InputError(own.spec.name, expected=f"shape {list(own.shape)}", got=f"shape {list(given.shape)}")
         pointers = [t.data_ptr() for t in state]
         return self._run(inputs, None, [*pointers, *pointers])
 
@@ -278,8 +281,10 @@ class LoadedProgram(Executable):
                 pointers += [base + offset for offset in self._packed_offsets]
             context.run(instance, pointers, signature.resident)
             if self._program.sizes:
-                shapes = zip(self._output_adapters, results, instance.actual_shapes(), strict=True)
-                results = [adapter.crop(result, shape) for adapter, result, shape in shapes]
+                adapters = self._output_adapters  # of all but the packed results, whose sizes are known
+                shapes = zip(adapters, results, instance.actual_shapes(), strict=False)
+                cropped = [adapter.crop(result, shape) for adapter, result, shape in shapes]
+                results = [*cropped, *results[len(adapters) :]]
             if has_state and state_pointers is None:
                 self._state_tensors.exchange()
             return results

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from ingot.ir.dims import product
-from ingot.ir.layout import Layout
+from ingot.ir.layout import Layout, identity_axes, reshape_map
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ir.types import Shape, TensorType
 from ingot.ops import BroadcastInDim, Reduction, Reshape, Transpose
@@ -52,7 +52,7 @@ def collapse_box(body: Graph, rows: Rows, ins: Layouts, outs: Layouts) -> tuple[
     broadcast along both.
     """
     shape, rank = rows.shape, len(rows.shape)
-    box_dims = _row_dims(body, rows) if rank > 1 else None
+    box_dims = row_dims(body, rows) if rank > 1 else None
     if box_dims is None:
         return None
     boundaries = {d for d in range(1, rank) if (d in rows.reduced) != (d - 1 in rows.reduced)}
@@ -176,7 +176,7 @@ def _pointwise_dims(body: Graph) -> BoxDims | None:
     return None if any(n in box_dims for n in beneath) else box_dims
 
 
-def _row_dims(body: Graph, rows: Rows) -> BoxDims | None:
+def row_dims(body: Graph, rows: Rows) -> BoxDims | None:
     """The dimensions of all nodes of a row group's box; None if they are not consistent."""
     box = tuple(range(len(rows.shape)))
     box_dims: BoxDims = {}
@@ -270,4 +270,45 @@ def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tu
     return Graph(tuple(inputs), rebuild(body.outputs, memo)), tuple(layouts), True
 
 
-__all__ = ["collapse_box", "collapse_dims", "reshaped_inputs", "reshapes", "without_reshapes"]
+def reshaped_first(body: Graph, ins: Layouts) -> Graph:
+    """reshape(f(x, y)) -> f(reshape(x), reshape(y)) for functions of elements that nothing else reads, if strides can
+    reshape what they read: positions are not divided, and joined again, for each element."""
+    users, layout_of = body.uses(), dict(zip(body.inputs, ins, strict=True))
+
+    def reshaped(n: Node, shape: Shape) -> Node | None:
+        if n in body.outputs or len(set(users[n])) != 1:
+            return None
+        if n in layout_of:
+            return Reshape(shape)(n) if layout_of[n].reshape(shape) is not None else None
+        if isinstance(n.op, BroadcastInDim):
+            new_dims = identity_axes(reshape_map(n.shape, shape), n.shape, shape)
+            new_dim = {d: new for d, new in enumerate(new_dims) if new is not None}
+            sized = {d for d, size in zip(n.op.dims, n.inputs[0].shape, strict=True) if size != 1}
+            return _broadcast(n.inputs[0], n.op, shape, new_dim) if sized <= new_dim.keys() else None
+        if category(n.op) is not Category.ELEMENTWISE:
+            return None
+        inputs: dict[Node, Node] = {}
+        for i in n.inputs:
+            new = inputs.get(i) or reshaped(i, shape)
+            if new is None:
+                return None
+            inputs[i] = new
+        return n.op(*(inputs[i] for i in n.inputs), loc=n.loc)
+
+    memo: dict[Node, Node] = {}
+    for n in body.nodes():
+        if isinstance(n.op, Reshape) and n.inputs[0] not in layout_of:
+            new = reshaped(n.inputs[0], n.shape)
+            memo |= {n: new} if new is not None else {}
+    return body.with_outputs(rebuild(body.outputs, memo)) if memo else body
+
+
+__all__ = [
+    "collapse_box",
+    "collapse_dims",
+    "reshaped_first",
+    "reshaped_inputs",
+    "reshapes",
+    "row_dims",
+    "without_reshapes",
+]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from ingot.ir.layout import identity_axes
 from ingot.ir.node import Graph, Node
 from ingot.ir.types import Shape
 from ingot.ops import Reduction, reduced_dims
+from ingot.ops.core.base import Category, category
+from ingot.ops.core.shape import View
 from ingot.support.dataclass import dataclass
 
 
@@ -59,4 +62,24 @@ def rows_of(body: Graph) -> Rows | None:
     return Rows(shape, reduced, axis)
 
 
-__all__ = ["Rows", "reduces_columns", "reduction", "reductions_of", "rows_of"]
+def moved_rows(body: Graph, rows: Rows) -> set[Node]:
+    """The values that are read at other rows than the one visited: operands of gathers, and of views that move elements
+    along kept dimensions, with what they are computed from. Results of reductions are not among them."""
+    moved: set[Node] = set()
+    for n in reversed(body.nodes()):
+        if isinstance(n.op, Reduction) or (n not in moved and _keeps_rows(n, rows)):
+            continue
+        moved.update(x for x in n.inputs if not isinstance(x.op, Reduction))
+    return moved
+
+
+def _keeps_rows(node: Node, rows: Rows) -> bool:
+    """Whether a node reads the elements of its operands at its own row."""
+    if not isinstance(node.op, View):
+        return node.is_leaf or category(node.op) is Category.ELEMENTWISE
+    x = node.inputs[0].shape
+    axes = identity_axes(node.op.index_map(x, node.shape), x, node.shape)
+    return len(x) == len(rows.shape) and all(axes[d] == d or x[d] == 1 for d in rows.kept_dims)
+
+
+__all__ = ["Rows", "moved_rows", "reduces_columns", "reduction", "reductions_of", "rows_of"]

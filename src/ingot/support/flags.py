@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ingot.support.errors import InputError
 
+MAX_THREADS = 1024
+
 
 def _integer(name: str, default: int | None, low: int, high: int) -> int | None:
     text = os.environ.get(name, "").strip()
@@ -67,7 +69,7 @@ def tuning() -> Path | None:
 
 def threads() -> int | None:
     """INGOT_THREADS=n: threads of a compiled model that does not say; None means one per available core."""
-    return _integer("INGOT_THREADS", None, 1, 1024)
+    return _integer("INGOT_THREADS", None, 1, MAX_THREADS)
 
 
 def workers() -> int | None:

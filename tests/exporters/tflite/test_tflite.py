@@ -18,7 +18,7 @@ from ingot.frontends.tflite.file import read  # noqa: E402
 from ingot.ir.dims import symbol  # noqa: E402
 from ingot.ir.interp import interpret  # noqa: E402
 from ingot.ir.node import Graph, Input, Node, const  # noqa: E402
-from ingot.ir.types import TensorType, f32, i32  # noqa: E402
+from ingot.ir.types import DType, TensorType, f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64  # noqa: E402
 from ingot.support.errors import InputError, UnsupportedOpError  # noqa: E402
 from ingot.transform.quantize.tflite import measure_over  # noqa: E402
 from tests.pipeline.functions.test_library import arrays_of, residual_network, transformer  # noqa: E402
@@ -205,6 +205,38 @@ def test_what_tflite_has_not_is_refused_by_name() -> None:
     y = _input(3, 4)
     with pytest.raises(UnsupportedOpError, match=r"(?s)acosh.*sort"):  # all at once
         content(Graph((y,), (ops.Acosh()(y), ops.Sort(1, False)(y))))
+
+
+@pytest.mark.parametrize("dtype", [f16, f32, f64, i8, i16, i32, i64, u8, u16, u32, u64], ids=str)
+def test_operators_have_kernels_for_their_elements(dtype: DType) -> None:
+    """An op is written for elements that LiteRT computes with, and refused by name for others."""
+    x = Input("x", TensorType(dtype, (2, 4)))()
+    one, weights = const(np.ones((), dtype.numpy)), const(np.ones((4, 3), dtype.numpy))
+    rows = Input("rows", TensorType(i32, (2,)))()
+    unary = ops.Abs(), ops.Neg(), ops.Sign(), ops.Reverse((1,)), ops.Reduce("sum", (1,)), ops.Reduce("max", (0,))
+    floats = ops.Logistic(), ops.Tanh(), ops.Sqrt(), ops.Exp(), ops.Relu(), ops.Softmax(1)
+    binary = ops.Add(), ops.Sub(), ops.Mul(), ops.Div(), ops.Max(), ops.Compare("EQ"), ops.Compare("LT"), ops.Concat(1)
+    results = [
+        *(op(x) for op in (*unary, *(floats if dtype.is_float else ()))), *(op(x, x) for op in binary),
+        ops.Pad((0, 1), (1, 0), (0, 0))(x, one), ops.Take(0)(x, rows), ops.Convert(f32)(x), ops.Transpose((1, 0))(x),
+        *([ops.MatMul()(x, weights)] if dtype.is_float else []),
+    ]  # fmt: skip
+    arrays = [np.arange(1, 9).reshape(2, 4).astype(dtype.numpy), np.array([1, 0], np.int32)]
+    written = 0
+    for result in results:
+        graph = Graph((x, rows), (result,))
+        try:
+            interpreter = reference_kernels(content(graph))
+        except UnsupportedOpError as e:
+            assert f"(of {dtype})" in str(e) and dtype != f32
+            continue
+        for detail, array in zip(interpreter.get_input_details(), arrays, strict=True):
+            interpreter.set_tensor(detail["index"], array)
+        interpreter.invoke()
+        (got,) = (interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details())
+        np.testing.assert_allclose(got, interpret(graph, arrays)[0], rtol=2e-3 if dtype == f16 else 1e-6, strict=True)
+        written += 1
+    assert written == len(results) if dtype == f32 else written
 
 
 @pytest.mark.slow

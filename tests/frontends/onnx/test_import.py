@@ -95,6 +95,11 @@ def test_requests_that_do_not_fit_are_refused() -> None:
         import_onnx(m, shapes={"x": [1]})
     with pytest.raises(InputError, match="wrong dtype"):
         import_onnx(m, weights={"x": np.zeros((1, 3))})
+    with pytest.raises(InputError, match="wrong dtype: expected f32, got <U3"):
+        import_onnx(m, weights={"x": "abc"})
+    for shape in ((), (1,), (1, 4), (1, 3, 1)):
+        with pytest.raises(InputError, match="'x' has the wrong shape: expected f32"):
+            import_onnx(m, weights={"x": np.zeros(shape, np.float32)})
 
 
 def test_a_range_of_floats_up_to_a_size() -> None:

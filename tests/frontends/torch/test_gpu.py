@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def test_the_device_of_tensors_chooses_the_target(monkeypatch: pytest.MonkeyPatc
     for device in ("cuda", "cpu"):
         graph = traced(lambda x: (x + 1,), (3,), device=device)
         graph.graph.find_nodes(op="output")[0].args[0][0].meta["val"] = x  # the result is wanted on the host
-        run = _Specialized(graph, [x], frozenset(), compiler)
+        run = _Specialized(graph, [x], frozenset(), compiler, Lock())
         assert torch.equal(run([x])[0], x)
     assert calls == [{"target": "cuda:sm_90a"}, {}]
 
@@ -69,7 +70,7 @@ def test_only_what_is_on_the_gpu_is_written_where_it_lies(monkeypatch: pytest.Mo
     with FakeTensorMode():
         examples = [torch.empty(3, device="cuda"), torch.empty(3, device="cuda"), torch.empty((), dtype=torch.int64)]
         graph = make_fx(functionalize(step, remove="mutations_and_views"))(*examples)
-    assert _Specialized(graph, examples, frozenset(), ingot.compile)._in_place.keys() == {1}
+    assert _Specialized(graph, examples, frozenset(), ingot.compile, Lock())._in_place.keys() == {1}
 
 
 def test_other_devices_are_refused() -> None:

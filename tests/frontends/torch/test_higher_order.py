@@ -8,17 +8,25 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.associative_scan import associative_scan, associative_scan_op
+from torch._higher_order_ops.foreach_map import foreach_map
+from torch._higher_order_ops.hints_wrap import hints_wrapper
 from torch._higher_order_ops.map import map as map_
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.strict_mode import strict_mode
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils import _pytree as pytree
 
 import ingot
 from ingot.frontends.torch import export_module, import_exported
-from ingot.ops import Attention
+from ingot.frontends.torch.convert import to_torch
+from ingot.ops import Attention, CumReduce
 from ingot.passes.core.simplify import simplify
 from ingot.passes.model.fuse_attention import fuse_attention
-from tests.frontends.torch.agree import agree, close, compile_whole
+from ingot.support.errors import UnsupportedOpError
+from tests.frontends.torch.agree import Function, agree, close, compile_whole, run
 from tests.schedule.compiled import slow
 
 Position = Callable[..., Tensor]
@@ -54,6 +62,174 @@ def test_a_compiled_scan() -> None:
     net, args = Steps().eval(), (torch.randn(2, 3), torch.randn(5, 2, 3))
     with torch.no_grad():
         close(ingot.compile(net, args, cache=False)(*args), net(*args))
+
+
+def recurrence(left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """h[i] = a[i] h[i - 1] + b[i], as pairs (a, b)."""
+    return left[0] * right[0], right[0] * left[1] + right[1]
+
+
+def generic(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return cast(Any, associative_scan)(recurrence, (a, b), dim=0, combine_mode="generic")
+
+
+def whole(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """`generic` as torch keeps it on GPUs: one op."""
+    a, b = associative_scan_op(lambda a, b, c, d: [*recurrence((a, b), (c, d))], [a, b], ())
+    return a, b
+
+
+def decayed(x: Tensor, decay: Tensor) -> Tensor:
+    return associative_scan_op(lambda a, b, decay: [torch.maximum(a * decay, b)], [x], (decay,))[0]
+
+
+def ratios(n: int) -> tuple[Tensor, Tensor]:
+    return torch.rand(n, 2, 5), torch.randn(n, 2, 5)
+
+
+def turned(x: Tensor) -> Tensor:
+    """Complex values through every kind of loop and branch."""
+    z = torch.complex(x, x * 2)
+    step = torch.zeros((), dtype=torch.int64)
+    _, z = while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * 1j), (step, z))
+    last, z = scan(lambda c, v: (c * v, c + x[0]), z[0], z)
+    z = cast(Any, map_)(lambda z, y: z * y, z, last)
+    z = torch.cond(x.sum() > 0, lambda z: z * 2, lambda z: z.conj() + 1, (z,))
+    return torch.view_as_real(z)
+
+
+def test_complex_loops_and_branches() -> None:
+    x = torch.rand(4, 3)
+    agree(turned, x)
+    agree(turned, -x)
+
+
+def test_an_associative_scan_of_complex_numbers() -> None:
+    def product(x: Tensor) -> Tensor:
+        return torch.view_as_real(associative_scan_op(lambda a, b: [a * b], [torch.complex(x, x + 1)], ())[0])
+
+    agree(product, torch.randn(6, 3))
+
+
+def test_a_refused_op_that_writes_is_named() -> None:
+    @torch.library.custom_op("ingot_test::increase", mutates_args={"x"})
+    def increase(x: Tensor) -> None:
+        x.add_(1)
+
+    def increased(x: Tensor) -> Tensor:
+        y = x * 2
+        increase(y)
+        return y
+
+    with pytest.raises(UnsupportedOpError, match=r"ingot_test\.increase\.default .*in auto_functionalized"):
+        import_exported(export_module(Function(increased), (torch.randn(3),)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_an_associative_scan(length: int) -> None:
+    a, b = ratios(length)
+    agree(generic, a, b)
+    close(run(import_exported(export_module(Function(whole), (a, b))), a, b), generic(a, b))
+    rows = [b[0]]
+    for row in b[1:]:
+        rows.append(torch.maximum(rows[-1] * a[0], row))
+    with torch.no_grad():
+        close(compile_whole(decayed)(b, a[0]), torch.stack(rows))
+
+
+def test_an_associative_scan_of_open_length() -> None:
+    compiled = compile_whole(whole, dynamic=True)
+    with torch.no_grad():
+        for length in (3, 8, 1, 40):
+            a, b = ratios(length)
+            a[0, 0, 0], b[-1, 1, 2] = torch.nan, torch.inf
+            close(compiled(a, b), generic(a, b))
+
+
+@pytest.mark.parametrize(
+    ("function", "cumulative"),
+    [(torch.add, torch.cumsum), (torch.mul, torch.cumprod), (torch.maximum, lambda x, d: x.cummax(d)[0]),
+     (torch.minimum, lambda x, d: x.cummin(d)[0])],
+)  # fmt: skip
+def test_an_associative_scan_that_is_cumulative(function: Any, cumulative: Any) -> None:
+    def scanned(x: Tensor) -> Tensor:
+        return associative_scan_op(lambda a, b: [function(b, a)], [x], ())[0]
+
+    for x in (torch.randn(6, 3), torch.randint(-9, 9, (6, 3), dtype=torch.int32)):
+        model = import_exported(export_module(Function(scanned), (x,)))
+        assert any(isinstance(n.op, CumReduce) for n in model.graph.nodes())
+        close(run(model, x), cumulative(x, 0).to(x.dtype))
+    bits = torch.tensor([False, True, False, True])
+    close(run(import_exported(export_module(Function(scanned), (bits,))), bits), scanned(bits))
+
+
+class Decay(nn.Module):
+    """A learned linear recurrence."""
+
+    def __init__(self, scanned: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.linear, self.scanned = nn.Linear(5, 5), scanned
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scanned(torch.sigmoid(self.linear(x)), x)[1]
+
+
+def test_the_gradient_of_an_associative_scan() -> None:
+    x, net = torch.randn(6, 2, 5), Decay(generic)
+    net(x).square().mean().backward()
+    expected = [p.grad for p in net.parameters()]
+    other = Decay(whole)
+    other.load_state_dict(net.state_dict())
+    trainer = ingot.train(
+        other, lambda y, t: (y - t).square().mean(), ingot.optim.SGD(1.0), (x,), (torch.zeros_like(x),)
+    )
+    trainer(x, torch.zeros_like(x))
+    trained = trainer.state_dict()
+    net.zero_grad()
+    compile_whole(net)(x).square().mean().backward()
+    close([p.grad for p in net.parameters()], expected)
+    close([p.detach() - to_torch(cast(Any, trained[name])) for name, p in net.named_parameters()], expected)
+
+
+@torch.compiler.nested_compile_region
+def region(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.sin(x) * x, x.sum()
+
+
+def nested(x: Tensor) -> Tensor:
+    y, total = cast(Any, region)(x)
+    return cast(Any, region)(y)[0] + total
+
+
+def each(x: Tensor) -> list[Tensor]:
+    return cast(Any, foreach_map)(torch.add, [x, x * 2], [x, x])
+
+
+@pytest.mark.parametrize("function", [nested, each])
+def test_regions(function: Callable[[Tensor], Any]) -> None:
+    def gradient(called: Callable[[Tensor], Any], x: Tensor) -> tuple[Any, Tensor]:
+        x = x.clone().requires_grad_()
+        results = called(x)
+        (g,) = torch.autograd.grad(torch.stack([y.square().sum() for y in pytree.tree_leaves(results)]).sum(), x)
+        return results, g
+
+    x = torch.randn(3, 4)
+    close(gradient(compile_whole(function), x), gradient(function if function is nested else each_by_hand, x))
+
+
+def each_by_hand(x: Tensor) -> list[Tensor]:
+    """`each`, which torch only runs compiled."""
+    return [x + x, x * 2 + x]
+
+
+def test_annotated_regions() -> None:
+    agree(lambda x: strict_mode(lambda x: (x.sin() * 2,), (x,)), torch.randn(3, 4))
+    agree(lambda x: hints_wrapper(lambda x: (x.cos(),), (x,), {}, hints={"kind": "matrix"}), torch.randn(3, 4))
+
+
+def test_a_product_of_bytes_in_i32() -> None:
+    x, w = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((3, 40), (40, 5)))
+    agree(lambda x, w: out_dtype(torch.ops.aten.mm.default, torch.int32, x, w), x, w)
 
 
 class Flex(nn.Module):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -119,5 +120,5 @@ def test_products_take_the_precision_of_pytorch_unless_one_is_chosen(
         monkeypatch.setattr(torch_compile, "products_take_tf32", lambda is_allowed=is_allowed: is_allowed)
         graph = traced(lambda x: (x + 1,), (3,), device="cuda")
         graph.graph.find_nodes(op="output")[0].args[0][0].meta["val"] = x
-        _Specialized(graph, [x], frozenset(), partial(compiler, **chosen))([x])
+        _Specialized(graph, [x], frozenset(), partial(compiler, **chosen), Lock())([x])
     assert calls == [{"target": "cuda:sm_90a", **chosen}, {"target": "cuda:sm_90a", "precision": expected}]

@@ -159,6 +159,15 @@ def test_padding_of_a_computed_value_is_storage() -> None:
     assert [n.op.name for n in g.nodes() if isinstance(n.op, ops.Pad | ops.Concat)] == ["pad", "pad"]
 
 
+def test_a_value_that_pads_may_be_computed() -> None:
+    x = arg("x", 2, 3)
+    value = ops.Exp()(ops.Reduce("max", (0, 1))(x))
+    g = graph(ops.Neg()(ops.Pad((0, 1), (0, 2), (0, 0))(ops.Exp()(x), value)))
+    data = random_inputs(g, {})
+    for want, got in zip(interpret(g, data), interpret(fuse(g), data), strict=True):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
 def test_a_pad_with_negative_zero_is_no_halo() -> None:
     x = ops.Exp()(arg("x", 4, 8))
     padded = ops.Pad((1, 0), (0, 0), (0, 0))(x, const(np.asarray(-0.0, np.float32)))

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 
 from ingot import ops
 from ingot.ir.dims import symbol
 from ingot.ir.interp import interpret
 from ingot.ir.node import Graph, Node
-from ingot.ir.types import boolean, f16, f32, i64
+from ingot.ir.types import DType, bf16, boolean, f16, f32, f64, i64
 from ingot.passes.model.fuse_attention import fuse_attention
-from tests.passes.check import arg, count, graph, same_values
+from tests.passes.check import arg, count, graph, random_inputs, same_values
 
 B, S = symbol("b"), symbol("s")
 Q, K, V = (arg(label, B, 2, S, 4) for label in "qkv")
@@ -147,3 +150,134 @@ def test_masks_that_overflow_on_the_way_are_infinite() -> None:
         with np.errstate(all="ignore"):
             (want,), (got,) = interpret(g, inputs), interpret(after, inputs)
         assert np.isnan(want).all() and np.isnan(got).all()
+
+
+LOWEST = float(np.finfo(np.float32).min)
+SCORES = (B, 2, S, S)
+
+
+def with_scores(process: Callable[[Node], Node]) -> Graph:
+    scores = process(ops.MatMul()(Q, ops.swap_axes(K, 2, 3)))
+    return graph(ops.MatMul()(ops.Softmax(3)(scores), V))
+
+
+def wide(x: Node) -> Node:
+    return ops.broadcast_to(x, SCORES)
+
+
+def low(value: float = LOWEST) -> Node:
+    return ops.full(SCORES, value)
+
+
+BIAS, SEEN = arg("bias", 2, 1, S), arg("seen", B, 1, S, S, dtype=boolean)
+WRITTEN = {
+    "replaced by the lowest number": lambda s: ops.where(wide(SEEN), s, low()),
+    "filled, a mask after it": lambda s: ops.add(ops.where(wide(SEEN), s, low()), wide(arg("pad", B, 1, 1, S))),
+    "filled, a mask before it": lambda s: ops.where(wide(SEEN), low(), ops.add(s, wide(BIAS))),
+    "a mask before the scale": lambda s: ops.div(ops.add(s, wide(BIAS)), 3.0),
+    "a mask subtracted": lambda s: ops.sub(ops.mul(s, 0.3), wide(BIAS)),
+    "a hiding condition before the scale": lambda s: ops.mul(ops.where(wide(SEEN), s, low(-np.inf)), 0.5),
+    "capped, then scaled": lambda s: ops.mul(ops.Tanh()(ops.mul(s, 0.2)), 7.0),
+    "a factor of each head": lambda s: ops.add(ops.mul(s, wide(arg("t", 2, 1, 1))), wide(BIAS)),
+    "a factor of each query": lambda s: ops.mul(wide(arg("t", B, 1, S, 1)), s),
+    "a factor of each key": lambda s: ops.mul(s, wide(arg("t", B, 1, 1, S))),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_ways_to_write_scores(written: str) -> None:
+    g = with_scores(WRITTEN[written])
+    after = fuse_attention(g)
+    assert count(after, ops.Attention) == 1 and count(after, ops.Softmax, ops.MatMul) == 0
+    for sizes in ({"b": 2, "s": 5}, {"b": 1, "s": 1}):
+        with np.errstate(all="ignore"):
+            same_values(g, after, 1e-5, **sizes)
+
+
+NOT_ATTENTION = {
+    "a number that scores are not small beside": lambda s: ops.where(wide(SEEN), s, low(-1e9)),
+    "a division by 0": lambda s: ops.div(s, 0.0),
+    "a cap over a mask": lambda s: ops.Tanh()(ops.add(s, wide(BIAS))),
+    "a condition times a negative number": lambda s: ops.mul(ops.where(wide(SEEN), s, low(-np.inf)), -0.5),
+    "a factor of each score": lambda s: ops.mul(s, wide(arg("t", S, S))),
+    "scores in a wider type": lambda s: ops.cast(ops.cast(s, f64), f32),
+}
+
+
+@pytest.mark.parametrize("written", NOT_ATTENTION)
+def test_scores_that_attention_does_not_compute(written: str) -> None:
+    g = with_scores(NOT_ATTENTION[written])
+    assert count(fuse_attention(g), ops.Attention) == 0
+
+
+def test_a_row_whose_scores_are_all_replaced_has_equal_weights() -> None:
+    g = with_scores(WRITTEN["filled, a mask after it"])
+    after = fuse_attention(g)
+    rng = np.random.default_rng(5)
+    values = {label: rng.standard_normal((2, 2, 4, 4)).astype(np.float32) for label in "qkv"}
+    values["seen"] = np.tril(np.ones((4, 4), bool))[None, None].repeat(2, 0)
+    values["seen"][1, 0, 3] = False
+    values["pad"] = np.where(np.arange(4) < [[0], [2]], LOWEST, 0).astype(np.float32)[:, None, None]
+    data = [values[n.op.label] for n in g.inputs]  # type: ignore[attr-defined]
+    with np.errstate(all="ignore"):
+        (want,), (got,) = interpret(g, data), interpret(after, data)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(got[1, :, 3], values["v"][1, :, 2:].mean(1), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+def test_narrow_attention_is_rounded_once(dtype: DType) -> None:
+    """Written with a rounding after each step, or in float32 between; at least as close to exact arithmetic."""
+    q, k, v = (arg(label, B, 2, S, 4, dtype=dtype) for label in "qkv")
+
+    def narrow() -> Node:
+        scores = ops.cast(ops.mul(ops.cast(ops.MatMul()(q, ops.swap_axes(k, 2, 3)), f32), 0.5), dtype)
+        return ops.cast(ops.Softmax(3)(ops.cast(scores, f32)), dtype)
+
+    def upcast() -> Node:
+        scores = ops.MatMul()(ops.cast(q, f32), ops.swap_axes(ops.cast(k, f32), 2, 3))
+        return ops.cast(ops.Softmax(3)(ops.mul(scores, 0.5)), dtype)
+
+    exact = ops.Softmax(3)(ops.mul(ops.MatMul()(*(ops.cast(x, f64) for x in (q, ops.swap_axes(k, 2, 3)))), 0.5))
+    want_graph = graph(ops.MatMul()(exact, ops.cast(v, f64)))
+    for weights in (narrow(), upcast()):
+        g = graph(ops.MatMul()(weights, v))
+        after = fuse_attention(g)
+        (op,) = [n for n in after.nodes() if isinstance(n.op, ops.Attention)]
+        assert op.dtype == dtype and [x.dtype for x in op.inputs] == [dtype] * 3
+        data = random_inputs(g, {"b": 2, "s": 9})
+        by_label = {n.op.label: x for n, x in zip(g.inputs, data, strict=True)}  # type: ignore[attr-defined]
+        (want,) = interpret(want_graph, [by_label[n.op.label] for n in want_graph.inputs])  # type: ignore[attr-defined]
+        before_error, after_error = (np.abs(interpret(x, data)[0].astype(np.float64) - want).max() for x in (g, after))
+        assert after_error <= before_error
+
+
+def test_float32_scores_of_narrow_values_stay_in_float32() -> None:
+    v = arg("v", B, 2, S, 4, dtype=bf16)
+    weights = ops.Softmax(3)(ops.MatMul()(Q, ops.swap_axes(K, 2, 3)))
+    for g in (graph(ops.MatMul()(ops.cast(weights, bf16), v)), graph(ops.MatMul()(weights, ops.cast(v, f32)))):
+        after = fuse_attention(g)
+        (op,) = [n for n in after.nodes() if isinstance(n.op, ops.Attention)]
+        assert op.inputs[0].dtype == op.dtype == f32 and after.outputs[0].type == g.outputs[0].type
+        same_values(g, after, 1e-2, b=2, s=5)
+
+
+def test_masks_of_windows_are_regrouped_with_the_heads() -> None:
+    """Swin v2: windows are split from the batch for a mask of each, which all samples and heads share."""
+    q, k, v = (arg(label, B * 3, 2, 5, 4) for label in "qkv")
+    shape, bias, shift = (B, 3, 2, 5, 5), arg("bias", 1, 2, 5, 5), arg("shift", 1, 3, 1, 5, 5)
+    scores = ops.MatMul()(q, ops.swap_axes(k, 2, 3))
+    scores = ops.reshape(ops.add(scores, ops.broadcast_to(bias, scores.shape)), shape)
+    scores = ops.reshape(ops.add(scores, ops.broadcast_to(shift, shape)), (B * 3, 2, 5, 5))
+    g = graph(ops.MatMul()(ops.Softmax(3)(scores), v))
+    after = fuse_attention(g)
+    assert count(after, ops.Attention) == 1 and count(after, ops.Softmax) == 0
+    same_values(g, after, 1e-5, b=2)
+
+
+def test_weights_that_are_read_elsewhere_stay() -> None:
+    """A forward pass that saves them would compute the scores twice."""
+    (product,) = with_scores(lambda s: s).outputs
+    weights = product.inputs[0]
+    for other in (weights, ops.cast(weights, bf16), ops.reduce_sum(weights, (0,))):
+        assert count(fuse_attention(graph(product, other)), ops.Attention) == 0

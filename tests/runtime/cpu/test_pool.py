@@ -16,9 +16,23 @@ from ingot.support.errors import InputError
 from tests.runtime import models
 from tests.runtime.side_by_side import run, wrong_calls
 
+EARLIER: set[threading.Thread] = set()  # workers of models that other tests left behind
+
+
+def worker_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("ingot-worker")} - EARLIER
+
 
 def workers() -> int:
-    return sum(thread.name.startswith("ingot-worker") for thread in threading.enumerate())
+    return len(worker_threads())
+
+
+@pytest.fixture(autouse=True)
+def own_pools(monkeypatch: pytest.MonkeyPatch):
+    """Pools of this test alone: torch keeps what it compiled behind a graph break, with its workers, for good."""
+    EARLIER.clear()
+    EARLIER.update(worker_threads())
+    monkeypatch.setattr(pool, "_pools", pool._Pools())
 
 
 def settle(count: int) -> int:
@@ -94,7 +108,7 @@ def test_threads_that_keep_apart_stay_free_to_run_anywhere(monkeypatch: pytest.M
     neighbours = [busy(), busy()]
     try:
         model = CompiledModel(models.static(3000, steps=6), threads=4)
-        workers = [t.native_id for t in threading.enumerate() if t.name.startswith("ingot-worker")]
+        workers = [t.native_id for t in worker_threads()]
         x = np.arange(3000, dtype=np.float32)
         for _ in range(200):
             assert np.array_equal(model(x), (x + x) * 64)  # type: ignore[arg-type]

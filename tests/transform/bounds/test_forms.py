@@ -12,22 +12,45 @@ from torch import nn
 import ingot
 from ingot import ops
 from ingot.ir.interp import interpret
-from ingot.ir.node import Graph, Input
+from ingot.ir.node import Graph, Input, Op
 from ingot.ir.types import TensorType, f64
+from ingot.ops.core.functions import Transcendental
 from ingot.ops.nn.terms import Term
 from ingot.passes.model.lower import lower_model_ops
-from ingot.transform.bounds.forms import Form, Power, Remainder
+from ingot.transform.bounds.forms import Power, Remainder
 from ingot.transform.bounds.functions import function_of, interval_of_function
 from ingot.transform.bounds.intervals import Intervals
 from ingot.transform.bounds.lines import lines_of_function
 from ingot.transform.bounds.rounding import Interval, Rounding
 
-FORMS: list[Power | Remainder] = [
+FORMS: list[Power | Remainder | Transcendental] = [
     *(Power(p) for p in (-2.5, -2.0, -0.3, 0.3, 0.9, 1.0, 1.1, 2.2, 4.0, 5.0, 6.0, 7.0, 31.5)),
+    *(ops.Asin(), ops.Acos(), ops.Sinh(), ops.Cosh(), ops.Asinh(), ops.Acosh(), ops.Atanh()),
     *(Remainder(d, floored) for d in (1.0, 0.3, 7.5, 1e-3, 3e38) for floored in (False, True)),
 ]
 POINTS = 50  # in each of 2,000 intervals
-HOSTILE = [0.0, -0.0, 5e-324, -5e-324, 1e-310, 2.0**-1022, 1e-40, 1.0, -1.0, 0.3, 7.5, -15.0, 1e5, -1e5, 1e30, 1e300]
+HOSTILE = [
+    0.0,
+    -0.0,
+    5e-324,
+    -5e-324,
+    1e-310,
+    2.0**-1022,
+    1e-40,
+    1.0,
+    -1.0,
+    1 - 2.0**-53,
+    1 + 2.0**-52,
+    0.3,
+    700.0,
+    -700.0,
+    7.5,
+    -15.0,
+    1e5,
+    -1e5,
+    1e30,
+    1e300,
+]
 
 
 def _intervals() -> tuple[np.ndarray, np.ndarray]:
@@ -41,7 +64,7 @@ def _intervals() -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([ends[0], hostile[0]]), np.concatenate([ends[1], hostile[1]])
 
 
-def _graph(form: Form, count: int) -> Graph:
+def _graph(form: Op, count: int) -> Graph:
     """lower x, upper x -> lower y, upper y, and slope and offset of both lines"""
     ends = [Input(name, TensorType(f64, (count,)))() for name in ("lower", "upper")]
     x, f = Interval(*map(Term, ends)), function_of(form)
@@ -52,7 +75,7 @@ def _graph(form: Form, count: int) -> Graph:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_lines_and_intervals(form: Power | Remainder) -> None:
+def test_lines_and_intervals(form: Power | Remainder | Transcendental) -> None:
     lower, upper = _intervals()
     low, high, *lines = interpret(_graph(form, len(lower)), [lower, upper])
     share = np.random.default_rng(5).random((POINTS, len(lower)))
@@ -76,7 +99,12 @@ def test_lines_and_intervals(form: Power | Remainder) -> None:
 
 def test_lines_are_tight() -> None:
     """Between lines of narrow intervals lies little; within a tooth a remainder is linear."""
-    for form, center in ((Power(2.2), 3.0), (Power(-0.7), 2.0), (Power(0.4), 5.0), (Power(5.0), -2.0)):
+    narrow = (
+        (Power(2.2), 3.0), (Power(-0.7), 2.0), (Power(0.4), 5.0), (Power(5.0), -2.0), (ops.Asin(), 0.9),
+        (ops.Acos(), -0.9), (ops.Sinh(), -2.0), (ops.Cosh(), 0.0), (ops.Asinh(), -3.0), (ops.Acosh(), 1.1),
+        (ops.Atanh(), 0.0),
+    )  # fmt: skip
+    for form, center in narrow:
         lower, upper = np.array([center - 1e-3]), np.array([center + 1e-3])
         _, _, slope, offset, upper_slope, upper_offset = interpret(_graph(form, 1), [lower, upper])
         assert abs((upper_slope - slope) * center + upper_offset - offset) < 1e-4

@@ -206,7 +206,7 @@ def _adaptive_mean(node: Node, g: Node) -> list[Node | None]:
     if not all(is_static((x.shape[d], g.shape[d])) for d in irregular):
         return _through_lowering(op.lower(x), x, g)
     cotangent = t.widen_narrow(g)
-    for d in irregular:
+    for d in reversed(irregular):  # the last and largest step is arithmetic on whole lines
         cotangent = _span_means(op.spans(x.shape, d)).transposed(cotangent, d)
     if regular:
         cotangent = cotangent / t.size(product(factor for _, factor in regular), cotangent.dtype)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from ingot import ops
+from ingot.exporters.tflite.elements import computes
+from ingot.exporters.tflite.fold import places
 from ingot.exporters.tflite.numbers import constant_of, levels_of
 from ingot.exporters.tflite.records import Model, Operator, Tensor
 from ingot.frontends.shared.refusal import Unsupported
@@ -223,10 +225,14 @@ class Emitter:
         options: Mapping[str, Any] | None = None, *, node: Node | None = None, dtype: str = "",
     ) -> int:  # fmt: skip
         """Add an operator with one result, by default of the first operand's type. Returns the result's number."""
+        operator = Operator(name, list(inputs), [len(self.model.tensors)], table, dict(options or {}))
+        values = self.model.tensors[inputs[places(operator)[0]]]
+        if not computes(name, values.dtype):
+            raise Unsupported(f"of {values.dtype}")
         dtype = dtype or self.model.tensors[inputs[0]].dtype
         label = f"{node.loc if node else ''}/{name.lower()}_{len(self.model.tensors)}".lstrip("/")
         i = self.model.add(Tensor(label, dtype, shape, node=node))
-        self.model.operators.append(Operator(name, list(inputs), [i], table, dict(options or {})))
+        self.model.operators.append(operator)
         return i
 
     def ints(self, *values: int) -> int:

@@ -12,6 +12,7 @@ from ingot.exporters.tflite.emitter import CHANNELS_LAST, PLAIN, TO_FIRST, TO_LA
 from ingot.exporters.tflite.numbers import constant_of, grid_of, moved_levels
 from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.node import Const, Node, Op, const
+from ingot.runtime.dtypes import numpy_dtype
 
 VALID_PADDING, SAME_PADDING = 1, 0
 _UNARY: dict[type[Op], str] = {
@@ -189,8 +190,7 @@ def _padded(e: Emitter, i: int, pairs: Sequence[tuple[int, int]], value: float, 
     amounts = e.model.constant(np.array(pairs, np.int32).reshape(-1, 2))
     if value == 0:
         return e.add("PAD", [i, amounts], shape, node=n)
-    filler = e.model.constant(np.array([value], np.float32))
-    return e.add("PADV2", [i, amounts, filler], shape, node=n)
+    return e.add("PADV2", [i, amounts, e.model.constant(np.array([value], numpy_dtype(t.dtype)))], shape, node=n)
 
 
 @row(ops.Reverse)

@@ -18,7 +18,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.ir.dims import Dim, DimLike, Symbol, parse_dim, substitute, symbol, symbols_of
 from ingot.ir.interp import bind_symbols
 from ingot.ir.node import Graph, Input, Node
-from ingot.ir.types import DType, Shape, TensorType, dtype_of
+from ingot.ir.types import DType, Shape, TensorType
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import ImportModelError, InputError, UnsupportedOp
 
@@ -79,7 +79,7 @@ def bind_inputs(
         try:
             dtype = _dtype(info)
             if info.name in requests.weights:
-                scope.values[info.name] = _constant(info.name, requests.weights[info.name], dtype)
+                scope.values[info.name] = _constant(info, requests.weights[info.name], dtype)
             else:
                 types[info.name] = TensorType(dtype, _shape(info, requests.shapes.get(info.name)))
         except Unsupported as e:
@@ -130,10 +130,17 @@ def _dtype(info: ValueInfoProto) -> DType:
     return dtype_from_code(info.type.tensor_type.elem_type)
 
 
-def _constant(name: str, value: object, declared: DType) -> Value:
+def _constant(info: ValueInfoProto, value: object, dtype: DType) -> Value:
+    """An input's value of all calls, whose type is checked, and whose sizes where the model has them."""
     array = np.asarray(value)
-    if dtype_of(array) != declared:
-        raise InputError(f"constant {name!r} has the wrong dtype", expected=declared, got=dtype_of(array))
+    if array.dtype.newbyteorder("=") != dtype.numpy:
+        raise InputError(f"constant {info.name!r} has the wrong dtype", expected=dtype, got=array.dtype)
+    if info.type.tensor_type.HasField("shape"):
+        sizes = _shape(info, None)
+        known = (d if isinstance(d, int) else size for d, size in zip(sizes, array.shape, strict=False))
+        if len(sizes) != array.ndim or array.shape != tuple(known):
+            expected = TensorType(dtype, sizes)
+            raise InputError(f"constant {info.name!r} has the wrong shape", expected=expected, got=array.shape)
     return Value(load=lambda: array)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import sympy
@@ -11,8 +12,10 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch.export import ExportedProgram, default_decompositions
 from torch.nn import functional as F
+from torch.utils._pytree import tree_leaves
 
-from ingot.frontends.torch.aten import KNOWN
+from ingot.frontends.torch.aten import ATEN, KNOWN
+from ingot.frontends.torch.aten.complex import takes_complex
 from ingot.frontends.torch.decompositions import composed, histograms, segments
 from ingot.frontends.torch.decompositions.backward import BACKWARD
 from ingot.frontends.torch.decompositions.formats import FORMATS
@@ -68,11 +71,23 @@ def op_name(op: torch._ops.OpOverload) -> str:
 
 
 def without_handled(table: Mapping[Any, Callable[..., Any]]) -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """`table` without the ops that have a handler, plus `DECOMPOSITIONS`."""
-    table_kept = {
-        op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload) and op_name(op) not in KNOWN
+    """`table` without the ops that have a handler, plus `DECOMPOSITIONS`. An op whose handler takes real tensors only
+    is decomposed on complex ones."""
+    rest = {op: f for op, f in table.items() if isinstance(op, torch._ops.OpOverload)}
+    of_complex = {
+        op: _if_complex(f) for op, f in rest.items() if op_name(op) in ATEN and not takes_complex(op_name(op))
     }
-    return table_kept | DECOMPOSITIONS
+    return {op: f for op, f in rest.items() if op_name(op) not in KNOWN} | of_complex | DECOMPOSITIONS
+
+
+def _if_complex(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(decompose)
+    def decomposed_if_complex(*args: Any, **named: Any) -> Any:
+        values = tree_leaves((args, named))
+        is_complex = any(isinstance(v, Tensor) and v.is_complex() for v in values)
+        return decompose(*args, **named) if is_complex else NotImplemented  # which leaves the op whole
+
+    return decomposed_if_complex
 
 
 def _attention(

@@ -295,7 +295,8 @@ class Importer:
             return (ops.full((0,), 0.0),)
         handler = HIGHER_ORDER.get(name)
         if handler is None:
-            return self._refuse(node, name, "a higher-order op")
+            op = next((a for a in node.args[:2] if isinstance(a, torch._ops.OpOverload)), None)
+            return self._refuse(node, str(op or name), f"in {name}" if op else "a higher-order op")
         try:
             arguments = [self._read(a, env) for a in node.args]
             return _MISSING if _holds_missing(arguments) else handler(self.run, node, *arguments)

@@ -186,17 +186,17 @@ class _Fusion:
         self.groups_of[node] = groups
 
     def _repeats_lookups(self, g: OpenGroup, node: Node) -> bool:
-        """Whether vectors along the group's rows would gather the elements of a view, each several times: a copy stored
-        in the order of the rows is loaded instead."""
-        axes = self._axes_in(g, node)
-        dims, rows = long_dims(node.shape), long_dims(g.box)
+        """Whether vectors along the group's rows would gather the elements of a view, each several times, and divide
+        their positions where strides do not express it: a copy stored in the order of the rows is loaded instead."""
+        axes, dims, rows = self._axes_in(g, node), long_dims(node.shape), long_dims(g.box)
         min_elements = max(self.policy.min_gathered_elements, self.policy.min_gathers_each * estimate(node.type.size))
         if g.anchor is not None or axes is None or estimate(product(g.box)) < min_elements:
             return False
         if not dims or axes[dims[-1]] != rows[-1]:
             return False
-        source = strided_base(node, {})
-        return source is not None and source[0].constant is None and source[1].strides[dims[-1]] not in _CHEAP_STRIDES
+        if (source := strided_base(node, {})) is None:
+            return isinstance(node.op, ops.Reshape) and not self.policy.repeats_vectors
+        return source[0].constant is None and source[1].strides[dims[-1]] not in _CHEAP_STRIDES
 
     def _is_storage(self, node: Node) -> bool:
         """Whether `node` is a concat or pad of computed operands that is read from memory."""

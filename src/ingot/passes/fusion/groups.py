@@ -159,7 +159,8 @@ class OpenGroup:
             return axes
         if isinstance(op, ops.Gather):
             return _index_axes(op, user, node, axes)
-        return _view_axes(op, user, node, axes) if isinstance(op, View) else None
+        # the value of a pad has no axes in the view
+        return _view_axes(op, user, node, axes) if isinstance(op, View) and node is user.inputs[0] else None
 
     def build(self, memo: Mapping[Node, Node]) -> Node:
         """Build the group. Its body has canonical inputs, so that equal groups have equal bodies."""

@@ -37,11 +37,11 @@ def threads_text(count: int) -> str:
 
 def thread_count(requested: int | None) -> int:
     """The number of threads. requested: the caller's; None: INGOT_THREADS, or the physical cores that this process may
-    run on, within the container's CPU quota. Raises InputError for anything but a positive int."""
+    run on, within the container's CPU quota. Raises InputError for anything but an int from 1 to MAX_THREADS."""
     if requested is None:
         return flags.threads() or available_cores()
-    if not isinstance(requested, int) or requested < 1:
-        raise InputError("threads", expected="a whole number, at least 1", got=requested)
+    if not isinstance(requested, int) or not 1 <= requested <= flags.MAX_THREADS:
+        raise InputError("threads", expected=f"a whole number from 1 to {flags.MAX_THREADS}", got=requested)
     return requested
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from math import pi, sqrt
+from functools import partial, reduce
+from math import nextafter, pi, sqrt, ulp
 from typing import cast
 
 from ingot import ops
@@ -18,8 +19,11 @@ from ingot.transform.bounds.rounding import F64_EPSILON, Interval, Rounding, max
 
 CONVEX, CONCAVE, S_SHAPED, WAVE, PERIODIC = "convex", "concave", "s-shaped", "wave", "periodic"
 REVERSED_S, SAWTOOTH, FLOORED = "reversed s", "sawtooth", "floored sawtooth"
-ABOVE_ZERO, FROM_ZERO = "x > 0", "x >= 0"
 _INF = float("inf")
+Domain = tuple[float, float]  # the least and the largest number of it
+EVERYWHERE, ABOVE_ZERO, FROM_ZERO, FROM_ONE = (-_INF, _INF), (ulp(0.0), _INF), (0.0, _INF), (1.0, _INF)
+TO_ONE, WITHIN_ONE = (-1.0, 1.0), (nextafter(-1.0, 0.0), nextafter(1.0, 0.0))
+_LEAST_DISTANCE = 2.0**-60  # to the end of a domain, where a slope is infinite; numbers nearest to 1 are farther away
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Function:
     inflection, concave; PERIODIC: cos(x - peak); REVERSED_S: concave below 0 and convex above; SAWTOOTH: the remainder
     of x / period with the sign of x; FLOORED: at least 0. minimum: (argument, a lower bound of the value) for a
     function that decreases and then increases. falls: whether it is monotonically decreasing. domain: where it is
-    defined; empty for everywhere. parity: of a function that is described above 0 and defined below it, too: 1 if
+    defined. parity: of a function that is described above 0 and defined below it, too: 1 if
     f(-x) = f(x), -1 if f(-x) = -f(x). curvature: an upper bound of |f''| for a WAVE. ulps, slack: the relative and the
     absolute error of the program. error: the largest distance of the op from this function over the real numbers.
     """
@@ -40,7 +44,7 @@ class Function:
     shape: str
     minimum: tuple[float, float] | None = None
     falls: bool = False
-    domain: str = ""
+    domain: Domain = EVERYWHERE
     parity: int = 0
     inflection: float = 0.0
     curvature: float = 0.0
@@ -106,6 +110,22 @@ def _elu(alpha: float) -> tuple[Callable[[Term], Term], Callable[[Term], Term]]:
     return value, slope
 
 
+def _from_one(x: Term) -> Term:
+    """The slope of acosh, 1 / sqrt(x^2 - 1)."""
+    return t.rsqrt(maximum(x - 1.0, _LEAST_DISTANCE)) * t.rsqrt(x + 1.0)
+
+
+def _to_one(x: Term) -> Term:
+    """The slope of asin, 1 / sqrt(1 - x^2)."""
+    return t.rsqrt(maximum((1.0 - x) * (x + 1.0), _LEAST_DISTANCE))
+
+
+def _asinh_slope(x: Term) -> Term:
+    """1 / sqrt(x^2 + 1), without the square of a large number."""
+    factor = 1.0 / maximum(t.term(t.absolute(x)), 1.0)
+    return factor * t.rsqrt((x * factor) * (x * factor) + factor * factor)
+
+
 def _gelu(op: Op) -> Function:
     tanh = cast("ops.Gelu", op).approximate == "tanh"
     slope = _gelu_tanh_slope if tanh else _gelu_slope
@@ -167,6 +187,13 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
     ops.Tanh: lambda op: Function(_mapped(op), _tanh_slope, S_SHAPED),
     ops.Erf: lambda op: Function(_mapped(op), lambda x: t.exp(x * x * -1.0) * (2 / sqrt(pi)), S_SHAPED),
     ops.Atan: lambda op: Function(_mapped(op), lambda x: 1.0 / (x * x + 1.0), S_SHAPED),
+    ops.Asin: lambda op: Function(_mapped(op), _to_one, REVERSED_S, domain=TO_ONE),
+    ops.Acos: lambda op: Function(_mapped(op), lambda x: -_to_one(x), S_SHAPED, falls=True, domain=TO_ONE),
+    ops.Sinh: lambda op: Function(_mapped(op), lambda x: x.map(ops.Cosh()), REVERSED_S),
+    ops.Cosh: lambda op: Function(_mapped(op), lambda x: x.map(ops.Sinh()), CONVEX, minimum=(0.0, 1.0)),
+    ops.Asinh: lambda op: Function(_mapped(op), _asinh_slope, S_SHAPED),
+    ops.Acosh: lambda op: Function(_mapped(op), _from_one, CONCAVE, domain=FROM_ONE),
+    ops.Atanh: lambda op: Function(_mapped(op), lambda x: 1.0 / ((1.0 - x) * (x + 1.0)), REVERSED_S, domain=WITHIN_ONE),
     ops.Sin: lambda op: Function(_mapped(op), lambda x: x.map(ops.Cos()), PERIODIC, peak=pi / 2),
     ops.Cos: lambda op: Function(_mapped(op), lambda x: -x.map(ops.Sin()), PERIODIC),
     # minimum of x * logistic(x): at -1.27846, -0.27846; its second derivative is at most 1/2 and 0 at 2.3994
@@ -180,11 +207,11 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
 }
 
 
-def is_defined(f: Function, lower: Term) -> Term | None:
-    """Whether f is defined from `lower` on; None if it is everywhere."""
-    if not f.domain:
-        return None
-    return lower > 0.0 if f.domain == ABOVE_ZERO else lower >= 0.0
+def is_defined(f: Function, x: Interval) -> Term | None:
+    """Whether f is defined in all of an interval; None if it is everywhere."""
+    low, high = f.domain
+    conditions = [x.lower >= low] * (low > -_INF) + [x.upper <= high] * (high < _INF)
+    return reduce(operator.and_, conditions) if conditions else None
 
 
 def function_of(op: Op) -> Function | None:
@@ -224,7 +251,7 @@ def interval_of_function(rounding: Rounding, f: Function, x: Interval) -> Interv
         lower, upper = where(is_line, ends[0], 0.0), where(is_line, ends[1], f.period)
     absolute = rounding.floor + f.error + (f.slack if rounding.unit else 0.0)
     lower, upper = outward(lower, upper, rounding.of_function(f.ulps), absolute)
-    if (defined := is_defined(f, x.lower)) is not None:
+    if (defined := is_defined(f, x)) is not None:
         lower, upper = (where(defined, v, unknown) for v, unknown in ((lower, -_INF), (upper, _INF)))
     return Interval(lower, upper)
 

@@ -108,7 +108,7 @@ def lines_of_function(f: Function, x: Interval) -> Lines:
             for a, b in ((below.lower, lines.lower), (below.upper, lines.upper))
         )
         return Lines(lower, upper)
-    lines, defined = _lines_of_shape(f, x), is_defined(f, x.lower)
+    lines, defined = _lines_of_shape(f, x), is_defined(f, x)
     if defined is None:
         return lines
     lower, upper = (

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ingot.frontends.torch import export_module, import_exported
 from ingot.support.errors import UnsupportedOpError
-from tests.frontends.torch.agree import agree, close, run
+from tests.frontends.torch.agree import agree, close, compile_whole, run
 
 AT = torch.tensor([1, 3, 0])
 CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -35,6 +35,7 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "compared": lambda z, x: (z == z, z != z.conj(), z == x, z.isnan(), z.isinf(), z.isfinite(), torch.isclose(z, z)),
     "true": lambda z, x: (torch.logical_not(z), z.any(), z.all(1), z.count_nonzero(), z.bool()),
     "folded": lambda z, x: (z.prod(), z.prod(1), z.cumprod(0), z.norm(), torch.linalg.vector_norm(z, dim=1), z.var(1)),
+    "folded scalars": lambda z, x: (z[0, 0].prod(0, keepdim=True), z[0, 0].sum(0), z[0, 0].cumprod(0)),
     "in one": lambda z, x: (torch.addcmul(z, z, z, value=2), torch.addcdiv(z, z, z + 4), torch.lerp(z, 2 * z, 0.3)),
     "moved": lambda z, x: (z.mT, z[:, 1:], z.view(-1), torch.cat([z, x], 0), z.flip(1), z[torch.tensor([1, 0])]),
     "moved into others": lambda z, x: (
@@ -78,6 +79,25 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_arithmetic(name: str) -> None:
     agree(CASES[name], torch.randn(3, 4, dtype=torch.complex64), torch.randn(3, 4))
+
+
+def test_what_torch_compile_decomposes() -> None:
+    """Ops whose handlers take real tensors only."""
+
+    def decomposed(z: Tensor) -> tuple[Tensor, ...]:
+        return (
+            *CASES["in one"](z, z),
+            torch.vdot(z[0], z[1]),
+            z.std(1),
+            z.trace(),
+            z.norm(dim=1),
+            torch.diag_embed(z),
+            F.pixel_shuffle(z[None, :, :, None], 2),
+            F.unfold(z[None, None], 2),
+        )
+
+    z = torch.randn(4, 4, dtype=torch.complex64)
+    close(compile_whole(decomposed, backend="ingot")(z), decomposed(z))
 
 
 def test_magnitude_neither_overflows_nor_loses_infinity() -> None:

@@ -95,3 +95,14 @@ def test_runs_along_the_last_axis() -> None:
     x = torch.randint(0, 2, (3, 9)).float()
     got = compile_whole(lambda x: torch.unique_consecutive(x, dim=-1), backend="ingot")(x)
     assert torch.equal(got, torch.unique_consecutive(x, dim=-1))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_the_gradient_of_what_a_wider_mask_selects() -> None:
+    """torch's bound of the count is the size of what is selected from, which broadcasts."""
+    x = torch.randn(4, requires_grad=True)
+    mask = torch.tensor([[True, True, False, True]] * 5)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        selected = compile_whole(torch.masked_select, backend="ingot")(x, mask)
+    (gradient,) = torch.autograd.grad(selected.sum(), x)
+    assert torch.equal(selected, torch.masked_select(x, mask)) and gradient.tolist() == [5, 5, 0, 5]

@@ -262,6 +262,22 @@ def test_in_place_writes() -> None:
     agree(rebinds, cube())
 
 
+def test_writes_of_another_type() -> None:
+    def written(x: Tensor, source: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.slice_scatter(x, source[:, 1:], 1, 0, 3),
+            torch.slice_scatter(x, source[:, ::2], 1, 0, 4, 2),
+            torch.slice_scatter(x, source),
+            torch.select_scatter(x, source[0], 0, 1),
+            torch.diagonal_scatter(x, source[0, :3]),
+            torch.as_strided_scatter(x, source[:2, :2], (2, 2), (4, 1)),
+        )
+
+    ints = torch.arange(12, dtype=torch.int32).reshape(3, 4)
+    for x, source in ((ints, torch.randn(3, 4) * 9), (torch.randn(3, 4).half(), ints), (ints > 4, ints % 3)):
+        agree(written, x, source)
+
+
 def test_as_strided_over_the_same_elements() -> None:
     def renamed(x: Tensor) -> tuple[Tensor, ...]:
         y = x.mean((-1, -2), keepdim=True)

@@ -93,6 +93,7 @@ def test_places_of_adaptive_maxima(sizes: tuple[tuple[int, int], tuple[int, int]
     x[0][torch.rand(3, *size) < 0.3] = nan
     x[1, 0] = -inf
     x[1, 1] = 0
+    x[1, 2] = torch.randint(2, size)
     agree(lambda x: F.adaptive_max_pool2d(x, output, return_indices=True), x)
 
 

@@ -162,6 +162,7 @@ RESULTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "complex": (lambda x: torch.complex(x, x.sin()).mT, (2, 3, 4)),
     "spectra": (lambda x: torch.stft(x, 4, return_complex=True, window=torch.ones(4)), (2, 12)),
     "sizes": (lambda x: (x.mT.exp(), x.shape[0] * x.shape[1], x.flatten(0, 1).shape), (2, 3, 4)),
+    "running logarithms of sums": (lambda x: torch.logcumsumexp(x.mT, 0), IMAGE),
     "offset from the start": (
         lambda x: ((x * 2)[1:].as_strided((2, 2), (3, 1), 2), x[1:].as_strided((2,), (2,), 1)),
         IMAGE,

@@ -11,8 +11,9 @@ import pytest
 from ingot.ir.dims import symbol
 from ingot.ir.kernel.show import show_kernel
 from ingot.ir.layout import Layout
-from ingot.ir.node import Graph, Node
+from ingot.ir.node import Graph, Node, const
 from ingot.ir.types import DType, bf16, f16, f32, f64, i32
+from ingot.ops import Exp, Reverse, Take
 from ingot.ops import build as op
 from ingot.ops.nn.softmax import LogSoftmax, LogSumExp, Softmax
 from ingot.schedule.cpu.machine import AVX2, AVX512, NEON
@@ -63,6 +64,23 @@ def test_rows_of_any_number_past_the_caches(size: int, machine) -> None:
     graph = Graph(tuple(ins), (op.add(op.mul(centred, b), c), op.reduce_max(centred, 1)))
     check(graph, [x, scale, shift], machine=small)
     check(Graph((a,), (Softmax(axis=1).lower(a),)), [x], machine=small)
+
+
+@on_machines
+@pytest.mark.parametrize("size", [3, 16, 40])
+def test_rows_that_read_other_rows(size: int, machine) -> None:
+    """Of operands and of values that a reduction reads, by views and gathers, in short rows and in longer ones."""
+    (a,) = inputs_like([values(40, size)])
+    backwards = const(np.arange(39, -1, -1, dtype=np.int64))
+    for value in (a, Exp()(a)):
+        total = op.reduce_sum(value, 1, keepdims=True)
+        for moved in (Reverse((0,))(value), Reverse((0, 1))(value), Take(0).lower(value, backwards)):
+            check(Graph((a,), (op.mul(moved, total),)), [np.clip(values(40, size), -9, 9)], machine=machine)
+            check(
+                Graph((a,), (op.reduce_sum(op.mul(op.mul(moved, value), total), 1),)),
+                [values(40, size) / 1e30],
+                machine=machine,
+            )
 
 
 @on_machines

@@ -105,6 +105,12 @@ def is_complex(value: object) -> bool:
     return isinstance(value, Complex | complex)
 
 
+def takes_complex(name: str) -> bool:
+    """Whether the op has a handler on complex tensors, if it has one on real ones."""
+    short = name.removeprefix("aten.")
+    return name in on_complex.rows or short in _LINEAR or short in _LINEAR_IN_FIRST or short in _MULTILINEAR
+
+
 def complex_handler(name: str, rows: Mapping[str, Handler]) -> Handler:
     """The handler of an op on complex tensors. rows: the handlers on real ones. Raises Unsupported if there is none."""
     own_handler, short = on_complex.rows.get(name), name.removeprefix("aten.")

@@ -165,7 +165,7 @@ def cumprod(c: Context, z: Complex, dim: int, dtype: object = None) -> Complex:
 
 @on_complex("prod.default", "prod.dim_int")
 def prod(c: Context, z: Complex, dim: int | None = None, keepdim: bool = False, *, dtype: object = None) -> Complex:
-    if dim is None:
+    if dim is None or z.real.type.rank == 0:
         z, dim = Complex(*(ops.reshape(p, (-1,)) for p in z.parts)), 0
     axis = axis_of(dim, z.real.type.rank)
     if z.real.shape[axis] == 0:

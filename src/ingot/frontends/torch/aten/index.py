@@ -384,7 +384,7 @@ def slice_scatter(
 ) -> Node:  # fmt: skip
     axis = axis_of(dim, x.type.rank)
     size = x.shape[axis]
-    src = _as_large(c, src, x, axis, src.shape[axis])
+    src = cast(_as_large(c, src, x, axis, src.shape[axis]), x.dtype)
     lo, hi = clipped(start, end, step, size, src.shape[axis])
     if lo == 0 and hi == size and step == 1:
         return src
@@ -415,7 +415,7 @@ def diagonal_scatter(c: Context, x: Node, src: Node, offset: int = 0, dim1: int 
     rank = x.type.rank
     last = axis_of(dim1, rank), axis_of(dim2, rank)
     order = (*(d for d in range(rank) if d not in last), *last)
-    x = ops.transpose(x, order)
+    x, src = ops.transpose(x, order), cast(src, x.dtype)
     rows, low = rank - 2, max(offset, 0)
     for size, other in zip(x.shape[:rows], src.shape[:rows], strict=True):
         if isinstance(size, int) and isinstance(other, int) and size != other:

@@ -9,7 +9,7 @@ from ingot.frontends.shared.refusal import Unsupported
 from ingot.frontends.torch.aten.create import filled
 from ingot.frontends.torch.aten.shape import reshape
 from ingot.frontends.torch.table import Table
-from ingot.frontends.torch.values import Context, Memory, i64
+from ingot.frontends.torch.values import Context, Memory, cast, i64
 from ingot.ir.dims import DimLike, estimate, exact_quotient, floordiv, is_static
 from ingot.ir.node import Node
 
@@ -47,7 +47,7 @@ def as_strided_scatter(
 ) -> Node:  # fmt: skip
     """`x` with `src` written where `as_strided` would read: a scatter, or `src` itself where it fills the memory (the
     gradient of a mean over positions, whose result torch makes channels last)."""
-    memory = _memory(c)
+    memory, src = _memory(c), cast(src, x.dtype)
     start = memory.offset if storage_offset is None else storage_offset
     order = _dense_order(size, stride)
     if order is not None and start == memory.start and src.type.size == memory.base.type.size:

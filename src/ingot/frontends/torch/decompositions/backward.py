@@ -207,7 +207,7 @@ def _found(grad: Tensor, x: Tensor, indices: Tensor, most: Sequence[int]) -> Ten
     total = torch.zeros_like(x)
     for steps in itertools.product(*map(range, most)):
         index, part, is_held = indices, grad, place >= 0
-        for i, step in enumerate(steps):
+        for i, step in reversed([*enumerate(steps)]):  # the innermost first, so that whole lines are selected at last
             window = firsts[i] + step
             is_held = is_held & (window < ends[i]).reshape(-1, *(1,) * (rank - 1 - i))
             last = counts[i] - 1

@@ -31,7 +31,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
         while step < n:
             y = torch.logaddexp(y, F.pad(y[..., :-step], (step, 0), value=-math.inf))
             step *= 2
-    return y.movedim(-1, dim).to(x.dtype)
+    return y.movedim(-1, dim).to(x.dtype).contiguous()
 
 
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from ingot.ops.views import base_of, pull_back
 from ingot.schedule import index as ix
 from ingot.schedule.block import Block
 from ingot.schedule.buffers import LeafByNode, Operands, body_dims, symbol_params
-from ingot.schedule.collapse_dims import collapse_dims, reshaped_inputs
+from ingot.schedule.collapse_dims import collapse_dims, reshaped_first, reshaped_inputs
 from ingot.schedule.cpu.caches import PREFETCH_BYTES, results_exceed_caches
 from ingot.schedule.cpu.chunks import (
     CHUNK_ELEMENTS,
@@ -48,10 +48,9 @@ PREFETCH_BLOCKS = 2  # prefetch distance of transpositions, in blocks: each row 
 def lower_pointwise(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for all outputs, which have the same shape."""
     body, outs = _without_final_reshapes(body, outs)
-    body, ins, _ = reshaped_inputs(body, ins)
-    collapsed = collapse_dims(body, ins, outs) or _with_last_dims_merged(body, ins, outs, machine)
-    if collapsed is not None:
-        body, ins, outs = collapsed
+    body, ins, _ = reshaped_inputs(reshaped_first(body, ins), ins)
+    body, ins, outs = collapse_dims(body, ins, outs) or (body, ins, outs)
+    body, ins, outs = _with_last_dims_merged(body, ins, outs, machine) or (body, ins, outs)
     operands, shape, lanes = Operands.of(body), body.outputs[0].shape, lanes_for(body, machine)
     loops, chunk, top = _Loops.of(body, ins, outs, operands, machine), k.var("chunk"), Block()
     plans = (find_transpose(body, ins, outs, operands.ins, shape, side) for side in _block_sides(body, shape, machine))

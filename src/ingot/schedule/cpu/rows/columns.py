@@ -16,9 +16,10 @@ from ingot.ir.dims import DimLike, estimate, product
 from ingot.ir.kernel import Expr
 from ingot.ir.layout import Layout
 from ingot.ir.node import Graph
-from ingot.ir.types import Shape, boolean
+from ingot.ir.types import boolean
 from ingot.schedule.block import Block
 from ingot.schedule.cpu.transpose import transpose_block
+from ingot.schedule.row_box import Rows, moved_rows
 
 MAX_VECTORS = 2  # of a row
 
@@ -29,20 +30,23 @@ def is_short_row(size: DimLike, lanes: int) -> TypeGuard[int]:
 
 
 def column_rows_size(
-    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], shape: Shape, reduced: tuple[int, ...], lanes: int
+    body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], rows: Rows, lanes: int
 ) -> int | None:
     """The size of the rows of a group, if they are best computed in columns, else None."""
-    sized = [d for d in reduced if shape[d] != 1]
+    shape = rows.shape
+    sized = [d for d in rows.reduced if shape[d] != 1]
     if len(sized) != 1 or lanes < 4 or lanes & (lanes - 1):
         return None
     size = shape[sized[0]]
     if not is_short_row(size, lanes):
         return None
-    count = product(d for i, d in enumerate(shape) if i not in reduced)
+    count = product(rows.kept_shape)
     pairs = [*zip(body.inputs, ins, strict=True), *zip(body.outputs, outs, strict=True)]
     full = [(n, lay) for n, lay in pairs if n.shape == shape]
     is_dense = all(lay.is_contiguous and n.dtype != boolean for n, lay in full)
-    return size if is_dense and full and estimate(count) >= lanes else None
+    if not is_dense or not full or estimate(count) < lanes:
+        return None
+    return size if moved_rows(body, rows).isdisjoint(n for n, _ in full) else None
 
 
 def read_columns(block: Block, load: Callable[[int], Expr], size: int, lanes: int) -> list[Expr]:

@@ -262,7 +262,7 @@ class RowLoops(RowPasses):
         width = lanes_per_row(body, rows.shape, rows.reduced, lanes, self.machine)
         if width is not None:
             return lambda b, at: self._rows_folded(b, at, width)
-        size = column_rows_size(body, self.ins, self.outs, rows.shape, rows.reduced, lanes)
+        size = column_rows_size(body, self.ins, self.outs, rows, lanes)
         if size is not None:
             return lambda b, at: self._rows_in_columns(b, at, size)
         return self._passes_over_rows if self._folds_rows_together() else None

@@ -16,11 +16,12 @@ from ingot.ir.layout import Layout
 from ingot.ir.node import Graph, Input, Node, rebuild, topological
 from ingot.ops import Reduce, Slice
 from ingot.ops.build import add, cast, maximum, minimum, mul, reshape
-from ingot.schedule.collapse_dims import collapse_box, reshapes, without_reshapes
+from ingot.schedule.collapse_dims import collapse_box, reshaped_first, reshapes, without_reshapes
 from ingot.schedule.cpu.caches import operands_exceed_caches
 from ingot.schedule.cpu.machine import Machine
 from ingot.schedule.cpu.pointwise.lower import lanes_for, lower_pointwise
 from ingot.schedule.cpu.rows.loops import MAX_VECTORS_ACROSS, RowLoops, cached_column_count
+from ingot.schedule.cpu.rows.memory_order import in_memory_order
 from ingot.schedule.cpu.rows.parts import RowParts, join_parts
 from ingot.schedule.folds import accumulator
 from ingot.schedule.lowered import Arg, Lowered
@@ -163,6 +164,7 @@ def lower_rest(
 
 def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], machine: Machine) -> Lowered:
     """One kernel for a group whose reductions share their rows (see `rows_of`), or several for few long rows."""
+    body = reshaped_first(body, ins)
     rows = rows_of(body)
     if rows is None:
         raise CompileError("a row group needs reductions over one set of dimensions")
@@ -172,9 +174,9 @@ def lower_rows(body: Graph, ins: tuple[Layout, ...], outs: tuple[Layout, ...], m
     reshaped = [n for n in body.outputs if reshapes(n, rows)]
     if reshaped:  # reshapes that strides cannot express
         return lower_first(body, tuple({n.inputs[0]: None for n in reshaped}), ins, outs, machine)
-    collapsed = collapse_box(body, rows, ins, outs)
-    if collapsed is not None:
-        return lower_rows(*collapsed, machine)
+    simpler = in_memory_order(body, rows, ins, outs) or collapse_box(body, rows, ins, outs)
+    if simpler is not None:
+        return lower_rows(*simpler, machine)
     terms = _unrolled_terms(body, rows, machine)
     if terms is not None:
         return lower_pointwise(terms, ins, outs, machine)

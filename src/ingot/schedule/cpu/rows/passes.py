@@ -31,7 +31,7 @@ from ingot.schedule.cpu.reducers import Reducer, compares_as_words, operand_of
 from ingot.schedule.cpu.rows.short_rows import CACHE_LINE_BYTES
 from ingot.schedule.emit import Emitter, Index, Leaf, load_at, store_at
 from ingot.schedule.index import ZERO, dim_expr
-from ingot.schedule.row_box import Rows, reduction, reductions_of
+from ingot.schedule.row_box import Rows, moved_rows, reduction, reductions_of
 from ingot.support.dataclass import dataclass
 from ingot.support.errors import CompileError
 
@@ -290,9 +290,12 @@ class RowPasses:
         return Leaf(read, home=block)
 
     def _pays_to_cache(self, node: Node) -> bool:
-        """Whether an operand is computed, not just loaded, and used again after this pass, and fits in the cache."""
+        """Whether an operand is computed, not just loaded, and used again after this pass, at the same row, and fits in
+        the cache."""
         operand = self._operand(node)
         if operand in self.body.inputs or not operand.inputs or operand.dtype == boolean:
+            return False
+        if operand in moved_rows(self.body, self.rows):
             return False
         is_reused = (
             any(u not in self.reductions and operand in u.inputs for u in self.body.nodes())

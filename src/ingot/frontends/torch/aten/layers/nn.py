@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from ingot.frontends.torch.values import (
 )
 from ingot.ir.dims import DimLike, product
 from ingot.ir.node import Node, Op, const
+from ingot.ir.types import i64
 from ingot.ops.nn import terms as t
 
 aten = Table()
@@ -279,26 +281,33 @@ def _places_of_largest(x: Node, output_size: Sequence[int]) -> Node:
 
 
 def _selected_places(x: Node, spans: Sequence[tuple[np.ndarray, np.ndarray]]) -> Node:
-    """`_places_of_largest`, axis by axis, the innermost first: the first of equal elements, the last NaN."""
-    values, places, stride = t.as_term(x), None, 1
-    for i, (begin, end) in reversed([*enumerate(spans)]):
-        axis = x.type.rank - len(spans) + i
+    """`_places_of_largest`, axis by axis: the first of equal elements, the last NaN. The outermost axis first, so that
+    the most elements are compared line by line."""
+    values, places = t.as_term(x), None
+    sizes = [int(d) for d in x.shape[-len(spans) :]]
+    dtype = np.int32 if math.prod(sizes) < 2**31 else np.int64
+    for i, (begin, end) in enumerate(spans):
+        axis, stride = x.type.rank - len(spans) + i, math.prod(sizes[i + 1 :])
         selected: tuple[t.Term, t.Term] | None = None
         for tap in range(int((end - begin).max(initial=1))):
             index = np.minimum(begin + tap, end - 1)  # a shorter window reads its last element again
             value = t.take(values, index, axis)
-            place = t.as_term(index * stride).spread(value.shape, (axis,))
+            place = t.as_term((index * stride).astype(dtype)).spread(value.shape, (axis,))
             if places is not None:
                 place = place + t.take(places, index, axis)
             if selected is not None:
                 largest, at = selected
-                is_larger = t.logical_or(value > largest, value.map(ops.IsNan()))
+                is_larger, is_nan = value > largest, value.map(ops.IsNan())
+                if places is not None:  # else each place is behind those before
+                    is_larger |= value.equals(largest) & (place < at)
+                    is_nan &= (place > at) | largest.equals(largest)
+                is_larger |= is_nan
                 value, place = t.term(t.where(is_larger, value, largest)), t.term(t.where(is_larger, place, at))
             selected = value, place
         assert selected is not None
-        (values, places), stride = selected, stride * int(values.shape[axis])
+        values, places = selected
     assert places is not None
-    return places.node
+    return places.cast(i64).node
 
 
 for _n in (1, 2, 3):

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from ingot.frontends.torch.tracing.partition.images import expand_norms, pad_images
 from ingot.frontends.torch.tracing.partition.saved import drop_constants, drop_parts, drop_views, narrow_before_repeats
+from ingot.frontends.torch.tracing.partition.scores import recompute_scores
 
 _aten = torch.ops.aten
 # comparisons with a clamp's bound that give the same for its result as for its operand -> the bound's argument index
@@ -46,6 +47,7 @@ def partition(joint: fx.GraphModule, inputs: Any, **options: Any) -> tuple[fx.Gr
         expand_norms(joint.graph)
         pad_images(joint.graph)
     _merge_equal(joint.graph)
+    recompute_scores(joint.graph)
     narrow_before_repeats(joint.graph)
     _clone_written(joint.graph)
     joint.recompile()
