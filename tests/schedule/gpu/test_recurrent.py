@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ingot.ir.dims import DimLike, symbol
-from ingot.ir.kernel import Kernel, integer
+from ingot.ir.kernel import AwaitProducers, Kernel, integer
 from ingot.ir.node import Graph, Input, Node
 from ingot.ir.types import TensorType, dtype_of, f32
 from ingot.ops.nn.recurrent import GRU, LSTM, RNN, Recurrent
@@ -67,6 +67,7 @@ def test_all_steps_are_one_kernel(op: Recurrent, direction: str) -> None:
     op = replace(op, direction=direction, has_lengths=True)
     (kernel,) = run(op, operands(op, steps=4, batch=3))
     assert kernel.rounds == integer(4)
+    assert not any(isinstance(s, AwaitProducers) for s in kernel.body)  # all programs run at once, behind others
     text = print_kernel(kernel).text
     before, loop = text.split("for round in")
     # R is read before the first step, and what steps write is not

@@ -172,7 +172,7 @@ def test_results_that_wait_for_no_sum_are_stored_as_it_is_computed(
         rows = rows_of(body)
         assert rows is not None
         layouts = [Layout.contiguous(static_shape(n.shape)) for n in (x, *outputs)]
-        low = lower_rows(body, (layouts[0],), tuple(layouts[1:]), H100)
+        low = lower_rows(Group.of(body, layouts[:1], layouts[1:]), H100)
         assert [step.kernel.name for step in low.steps] == names
         stores = [sum(f"out{i}[" in show_kernel(step.kernel) for step in low.steps) for i in range(len(outputs))]
         assert stores == [1] * len(outputs)

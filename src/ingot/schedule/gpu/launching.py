@@ -46,7 +46,10 @@ def await_producers(low: Lowered, machine: Machine) -> Lowered:
 
 
 def _with_await(kernel: Kernel, machine: Machine) -> Kernel:
-    """A kernel of few programs also releases its consumers at its start, as there is room for them while it runs."""
+    """A kernel of few programs also releases its consumers at its start, as there is room for them while it runs. A
+    kernel with a barrier starts behind its producers: all of its programs must run at the same time."""
+    if kernel.barrier is not None:
+        return kernel
     if any(isinstance(s, ORDERING_STATEMENTS) for s in kernel.body):
         prologue = () if any(isinstance(s, AwaitProducers) for s in kernel.body) else (AwaitProducers(),)
         return replace(kernel, body=(*prologue, *kernel.body))
