@@ -96,7 +96,7 @@ def test_requests_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="wrong dtype"):
         import_onnx(m, weights={"x": np.zeros((1, 3))})
     with pytest.raises(InputError, match="wrong dtype: expected f32, got <U3"):
-        import_onnx(m, weights={"x": "abc"})
+        import_onnx(m, weights={"x": "abc"})  # pyright: ignore[reportArgumentType]
     for shape in ((), (1,), (1, 4), (1, 3, 1)):
         with pytest.raises(InputError, match="'x' has the wrong shape: expected f32"):
             import_onnx(m, weights={"x": np.zeros(shape, np.float32)})
