@@ -223,5 +223,5 @@ def test_thread_count(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_program_has_at_least_one_thread():
-    with pytest.raises(InputError, match="at least 1, got 0"):
+    with pytest.raises(InputError, match="from 1 to 1024, got 0"):
         thread_count(0)
