@@ -179,6 +179,7 @@ def _pointwise_dims(body: Graph) -> BoxDims | None:
 def row_dims(body: Graph, rows: Rows) -> BoxDims | None:
     """The dimensions of all nodes of a row group's box; None if they are not consistent."""
     box = tuple(range(len(rows.shape)))
+    unit_shape = tuple(1 if d in rows.reduced else size for d, size in enumerate(rows.shape))  # of a value per row
     box_dims: BoxDims = {}
     for n in body.outputs:
         spans_box = n.type.rank == len(box) and all(d in (1, size) for d, size in zip(n.shape, rows.shape, strict=True))
@@ -196,9 +197,9 @@ def row_dims(body: Graph, rows: Rows) -> BoxDims | None:
                 operand_dims = box
             case BroadcastInDim():
                 operand_dims = tuple(dims[d] for d in n.op.dims)
-            case Reshape() if (dims, n.inputs[0].shape) == (box, rows.kept_shape):
+            case Reshape() if (dims, n.shape, n.inputs[0].shape) == (box, unit_shape, rows.kept_shape):
                 operand_dims = rows.kept_dims
-            case Reshape() if dims == rows.kept_dims and n.inputs[0].type.rank == len(box):
+            case Reshape() if (dims, n.inputs[0].shape) == (rows.kept_dims, unit_shape):
                 operand_dims = box
             case _ if category(n.op) is Category.ELEMENTWISE:
                 operand_dims = dims

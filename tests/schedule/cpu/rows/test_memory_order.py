@@ -74,3 +74,18 @@ def test_vectors_run_along_memory() -> None:
     body = Graph((x,), moments(x, (3,), CHANNELS_LAST)[1:])
     steps = lower_rows(body, (Layout.contiguous(x.shape),), (Layout.contiguous((2, 56, 56)),), AVX512).steps
     assert "[ramp" not in "".join(show_kernel(step.kernel) for step in steps)
+
+
+@on_machines
+def test_results_beside_repeated_values(machine: Machine) -> None:
+    """A value that is repeated has as many dimensions as the box, but others."""
+    xs = [values(17, 3, 4, 2), values(2, 3, 17)]
+    x, y = inputs_like(xs)
+    total = Reduce("sum", (2,))(Transpose((2, 1, 3, 0))(x))
+    repeated = op.reshape(BroadcastInDim((2, 2, 3, 17), (0, 2, 3))(op.mul(y, 0.5)), total.shape)
+    check(Graph((x, y), (op.mul(total, repeated),)), xs, machine=machine, rtol=2e-5)
+
+    xs = [values(8, 9, 4), values(2)]
+    x, y = inputs_like(xs)
+    repeated = op.reshape(BroadcastInDim((8, 9, 2, 2), (2,))(y), x.shape)
+    check(Graph((x, y), (Reduce("sum", (1,))(op.reshape(op.sub(x, repeated), (8, 1, 9, 4))),)), xs, machine=machine)
