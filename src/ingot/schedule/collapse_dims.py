@@ -273,7 +273,8 @@ def reshaped_inputs(body: Graph, ins: Layouts, shape: Shape | None = None) -> tu
 
 def reshaped_first(body: Graph, ins: Layouts) -> Graph:
     """reshape(f(x, y)) -> f(reshape(x), reshape(y)) for functions of elements that nothing else reads, if strides can
-    reshape what they read: positions are not divided, and joined again, for each element."""
+    reshape what they read: positions are not divided, and joined again, for each element. Not where rows are broadcast:
+    results have their box."""
     users, layout_of = body.uses(), dict(zip(body.inputs, ins, strict=True))
 
     def reshaped(n: Node, shape: Shape) -> Node | None:
@@ -282,6 +283,8 @@ def reshaped_first(body: Graph, ins: Layouts) -> Graph:
         if n in layout_of:
             return Reshape(shape)(n) if layout_of[n].reshape(shape) is not None else None
         if isinstance(n.op, BroadcastInDim):
+            if any(isinstance(m.op, Reduction) for m in topological(n.inputs)):
+                return None
             new_dims = identity_axes(reshape_map(n.shape, shape), n.shape, shape)
             new_dim = {d: new for d, new in enumerate(new_dims) if new is not None}
             sized = {d for d, size in zip(n.op.dims, n.inputs[0].shape, strict=True) if size != 1}

@@ -107,3 +107,15 @@ def test_channels_are_shuffled(groups: int, channels: int, dtype: DType, machine
 def test_shuffled_channels_are_read_in_order() -> None:
     text = kernels(shuffled([values(8, 56, 56, 32)], 4))
     assert ", 32)]" not in text and "shuffle" in text, text
+
+
+@on_machines
+@pytest.mark.parametrize(("shape", "new"), [((5,), (5, 1)), ((6, 35), (6, 5, 7)), ((6, 35), (210,))])
+def test_reshaped_results_of_rows(shape: tuple[int, ...], new: tuple[int, ...], machine: Machine) -> None:
+    """Values of rows are broadcast over the box of the reductions, whatever shape the results have."""
+    xs = [values(*shape), values(*shape)]
+    x, y = inputs_like(xs)
+    kept = tuple(range(len(shape) - 1))
+    largest = BroadcastInDim(shape, kept)(Reduce("max", (len(shape) - 1,))(x))
+    for result in (op.mul(largest, 0.5), op.sub(y, largest)):
+        check(Graph((x, y), (op.reshape(result, new),)), xs, machine=machine)
