@@ -129,7 +129,7 @@ def _weights(p: Node) -> tuple[Node, str]:
         inner = inner.inputs[0] if inner is p and is_rounding(p) else inner
         if inner is p:
             return p, guard
-        p, guard = inner, kind or guard
+        p, guard = inner, max(guard, kind)  # "nan" replaces hidden rows, too
 
 
 def _unguard(p: Node) -> tuple[Node, str]:
