@@ -134,6 +134,20 @@ def test_heads_are_views_of_a_packed_projection() -> None:
     same_values(graph(chain), after, b=2, s=5)
 
 
+def test_a_guard_of_nan_outside_one_of_hidden_rows() -> None:
+    scores = ops.MatMul()(Q, ops.swap_axes(K, 2, 3))
+    is_hidden = ops.Reduce("and", (3,))(ops.compare("EQ", scores, -np.inf))
+    zeros = ops.full(scores.shape, 0.0)
+    weights = ops.where(ops.broadcast_to(ops.expand_dims(is_hidden, 3), scores.shape), zeros, ops.Softmax(3)(scores))
+    g = graph(ops.MatMul()(ops.where(ops.IsNan()(weights), zeros, weights), V))
+    after = fuse_attention(g)
+    assert count(after, ops.Attention) == 1
+    data = random_inputs(g, {"b": 1, "s": 3})
+    next(x for n, x in zip(g.inputs, data, strict=True) if n is Q)[0, 1, 2, 0] = np.nan
+    (want,), (got,) = interpret(g, data), interpret(after, data)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
 def test_masks_that_overflow_on_the_way_are_infinite() -> None:
     """What is finite in the end may have been an infinity between: 1e30 in f16, twice 3e38 in f32."""
     keep = arg("m", B, 1, 1, S, dtype=boolean)

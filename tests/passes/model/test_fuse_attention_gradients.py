@@ -120,6 +120,12 @@ def test_what_something_else_reads_stays() -> None:
         assert count(fuse_attention_gradients(read), ops.AttentionGradients) == 0
 
 
+def test_a_factor_of_each_query_that_the_gradient_leaves_out() -> None:
+    """As a straight-through estimator writes it: the weights are not those of the product alone."""
+    g = written_out(lambda s: ops.mul(s, wide(arg("t", B, 1, S, 1))))
+    assert count(fuse_attention_gradients(g), ops.AttentionGradients) == 0
+
+
 def test_other_operands_are_not_taken_for_those_of_the_scores() -> None:
     g = written_out()
     for i, (a, b) in enumerate((("k", "v"), ("q", "v"), ("g", "q"))):

@@ -23,6 +23,7 @@ from ingot.support.dataclass import dataclass
 T = TypeVar("T")
 _INF = float("inf")
 _STORED = (f8e4m3fn, f8e5m2)
+ABSORBING_SCORE = -(2.0**100)  # added to a score in f32, it or a lower number leaves nothing of it
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from ingot.ir.layout import reshape_groups
 from ingot.ir.node import Graph, Node, splat_of
 from ingot.ir.rewrite import RuleSet, replace_nodes, rewrite
 from ingot.ir.types import DType, Shape, boolean, f32
+from ingot.ops.nn.attention import ABSORBING_SCORE
 from ingot.passes.constants import is_finite
 from ingot.passes.model.shared_heads import SHARED_HEADS, divides, without_repeats
 from ingot.passes.view_chains import VIEW_CHAINS
@@ -29,9 +30,10 @@ from ingot.support.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Scores:
-    """Masked scores: softcap(matmul(q, kt) * scale) + mask. product: the matmul that the model has."""
+    """Masked scores: softcap(matmul(q, kt) * scale) + mask. product: the matmul that the model has; None if q or kt
+    hold factors that follow it."""
 
-    product: Node
+    product: Node | None
     q: Node
     kt: Node
     scale: float
@@ -127,7 +129,7 @@ def _weights(p: Node) -> tuple[Node, str]:
         inner = inner.inputs[0] if inner is p and is_rounding(p) else inner
         if inner is p:
             return p, guard
-        p, guard = inner, kind or guard
+        p, guard = inner, max(guard, kind)  # "nan" replaces hidden rows, too
 
 
 def _unguard(p: Node) -> tuple[Node, str]:
@@ -166,7 +168,6 @@ def row_value(x: Node) -> Node:
 
 
 _MAX_STEPS = 32  # ops between a softmax and the product of its scores
-_ABSORBING_SCORE = -(2.0**100)  # added to a score in f32, it or a lower number leaves nothing of it
 
 
 def scores_of(n: Node, memo: dict[Node, Scores | None] | None = None, steps: int = _MAX_STEPS) -> Scores | None:
@@ -220,7 +221,7 @@ def _selected(n: Node, memo: dict[Node, Scores | None], steps: int) -> Scores | 
     for x, fill in (choices, choices[::-1]):
         value = splat_of(fill)
         low = 0.0 if value is None else float(value)
-        if not low <= _ABSORBING_SCORE or (inner := scores_of(x, memo, steps)) is None:
+        if not low <= ABSORBING_SCORE or (inner := scores_of(x, memo, steps)) is None:
             continue
         keep = narrow(condition) if x is choices[0] else ops.Not()(narrow(condition))
         if low == -np.inf:
@@ -262,7 +263,8 @@ def _times(s: Scores, factor: Node) -> Scores | None:
     x = ops.cast(x, wider(x.dtype, f32))
     if ops.broadcast_shapes(x.shape, factor.shape) != x.shape:
         return None
-    return replace(s, **{side: ops.mul(x, ops.broadcast_to(ops.cast(factor, x.dtype), x.shape))})
+    scaled = ops.mul(x, ops.broadcast_to(ops.cast(factor, x.dtype), x.shape))
+    return replace(s, product=None, **{side: scaled})
 
 
 def _regrouped(s: Scores, old: Shape, new: Shape) -> Scores | None:

@@ -86,7 +86,7 @@ def _gradients(ds: Node, users: Mapping[Node, Sequence[Node]], outputs: Containe
     if p is None or not _is_weighted_sum(subtracted, p, weighted):
         return {}
     scores, of_weights = scores_of(p.inputs[0]), _under_views(dp)
-    if scores is None or scores.softcap or not isinstance(of_weights.op, ops.MatMul):
+    if scores is None or scores.product is None or scores.softcap or not isinstance(of_weights.op, ops.MatMul):
         return {}
     products = _products(ds, users, outputs, ())
     sums = _products(p, users, outputs, (weighted, subtracted))
