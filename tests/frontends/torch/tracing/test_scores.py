@@ -50,7 +50,7 @@ def saved_scores(net: Attention, *args: object, autocast: bool = False) -> bool:
     gradients: list[list[Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(joint, "drop_constants", record)
-        for f in (net, torch.compile(net, backend="ingot")):
+        for f in (net, torch.compile(net, backend="ingot", fullgraph=True)):
             net.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 y = f(x, *args)
