@@ -191,6 +191,10 @@ class LoadedProgram(Executable):
         """The program's own state, allocated on first use: a caller may pass its own instead (`run_over`)."""
         return StateTensors(self._program.state, self._loaded.store, gpu=self._program.device == "cuda")
 
+    @cached_property
+    def _state_shapes(self) -> list[tuple[int, ...]]:
+        return [s.shape for s in self._program.state]
+
     @property
     def program(self) -> Program:
         return self._program
@@ -205,9 +209,10 @@ class LoadedProgram(Executable):
         return super().run_into(inputs, out) if self._program.sizes else self._run(inputs, out)
 
     def run_over(self, inputs: Sequence[object], state: Sequence[Tensor]) -> list[np.ndarray | Tensor]:
-        for own, given in zip(self._program.state, state, strict=True):
-            if own.shape != given.shape:
-                raise InputError(own.spec.name, expected=f"shape {list(own.shape)}", got=f"shape {list(given.shape)}")
+        if [t.shape for t in state] != self._state_shapes:
+            shapes = zip(self._program.state, self._state_shapes, state, strict=True)
+            own, shape, given = next((s, shape, t.shape) for s, shape, t in shapes if t.shape != shape)
+            raise InputError(own.spec.name, expected=f"shape {list(shape)}", got=f"shape {list(given)}")
         pointers = [t.data_ptr() for t in state]
         return self._run(inputs, None, [*pointers, *pointers])
 
