@@ -10,7 +10,7 @@ rows, and several such vectors are visited together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from ingot.ir import kernel as k
 from ingot.ir.dims import DimLike, estimate, product
@@ -289,13 +289,17 @@ class RowPasses:
 
         return Leaf(read, home=block)
 
+    @cached_property
+    def _moved(self) -> set[Node]:
+        return moved_rows(self.body, self.rows)
+
     def _pays_to_cache(self, node: Node) -> bool:
         """Whether an operand is computed, not just loaded, and used again after this pass, at the same row, and fits in
         the cache."""
         operand = self._operand(node)
         if operand in self.body.inputs or not operand.inputs or operand.dtype == boolean:
             return False
-        if operand in moved_rows(self.body, self.rows):
+        if operand in self._moved:
             return False
         is_reused = (
             any(u not in self.reductions and operand in u.inputs for u in self.body.nodes())
