@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from math import nextafter, pi, sqrt, ulp
 from typing import cast
 
@@ -210,8 +209,9 @@ _FUNCTIONS: dict[type[Op], Callable[[Op], Function]] = {
 def is_defined(f: Function, x: Interval) -> Term | None:
     """Whether f is defined in all of an interval; None if it is everywhere."""
     low, high = f.domain
-    conditions = [x.lower >= low] * (low > -_INF) + [x.upper <= high] * (high < _INF)
-    return reduce(operator.and_, conditions) if conditions else None
+    if high == _INF:
+        return None if low == -_INF else x.lower >= low
+    return (x.lower >= low) & (x.upper <= high)
 
 
 def function_of(op: Op) -> Function | None:
